@@ -223,7 +223,7 @@ class StateReader:
         >>> import pyarrow as pa, pystate as ps
         >>> folder = tempfile.mkdtemp()
         >>> with ps.open(folder, key="string", states={"n": ps.ValueState("long")}) as store:
-        ...     store["n"].update(store.keys(["a", "b"]), pa.array([1, 2]))
+        ...     store["n"].update_all(store.keys(["a", "b"]), pa.array([1, 2]))
         ...     store.checkpoint()
         1
         >>> with ps.connect(folder) as reader:

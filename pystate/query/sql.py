@@ -52,7 +52,7 @@ class RunningQuery:
     ) -> None:
         self._limits, self._watch = limits, Watch()
         self._done = threading.Event()
-        self._timer: threading.Thread | None = None
+        self._reader: Any = None
         self._engine = _connected(limits)
         try:
             with self._errors():
@@ -64,15 +64,19 @@ class RunningQuery:
     def _begin(self, view: View, epochs: Epochs, query: str, parameters: Parameters) -> None:
         engine = self._engine
         statement = parse_statement(engine, query)
-        tables = table_names(view)
+        tables, named = table_names(view), dict[str, TableName]()
         for name in tables if statement.all_tables else sorted(statement.tables):
             table = named_in_any_case(name, tables)
             if table is None:
                 raise _unknown_table(name, tables)
+            if named.setdefault(table.name.lower(), table) is not table:
+                raise QueryError(
+                    f"sql: tables {named[table.name.lower()].name!r} and {table.name!r} differ "
+                    "only in their case, which SQL does not see: read them by two statements"
+                )
             engine.register(table.name, StateTable(view, table, epochs, self._watch))
         engine.execute("SET lock_configuration = true")
-        self._timer = threading.Thread(target=self._end_in_time, name="sql timeout", daemon=True)
-        self._timer.start()
+        threading.Thread(target=self._end_in_time, name="sql timeout", daemon=True).start()
         given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters or ())
         relation = engine.sql(statement.text, params=given or None)
         if relation is None:
@@ -95,10 +99,14 @@ class RunningQuery:
             self.close()
 
     def close(self) -> None:
-        """End the statement, wherever it is."""
+        """End the statement, wherever it is; does nothing the second time."""
+        if self._done.is_set():
+            return
         self._watch.stopped = self._watch.stopped or "closed"
         self._done.set()
         self._engine.interrupt()
+        if self._reader is not None:
+            self._reader.close()
         self._engine.close()
 
     def _end_in_time(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.errors import DeclarationError, QueryError
 from pystate.processor.selection import EVERYTHING, Selection, WantedKeys
 from pystate.query.connection import View
 from pystate.query.sql_filters import wanted_keys
@@ -81,16 +81,16 @@ class Watch:
 
     def over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches, until nothing more is to be read."""
-        try:
-            for rows in batches:
-                if self.stopped:
-                    raise InterruptedError(self.stopped)
-                yield rows
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self.error = error
-            raise
+        while not self.stopped:
+            try:
+                rows = next(batches, None)
+            except BaseException as error:
+                self.error = error
+                raise
+            if rows is None:
+                return
+            yield rows
+        raise InterruptedError(self.stopped)
 
 
 class StateTable(ds.Dataset):
@@ -190,7 +190,7 @@ def named_in_any_case(name: str, tables: Mapping[str, TableName]) -> TableName |
         return tables[name]
     alike = [known for known in tables if known.lower() == name.lower()]
     if len(alike) > 1:
-        raise InvalidArgumentError(
+        raise QueryError(
             f"sql: which table is {name!r}? There are {', '.join(map(repr, alike))}: write it as "
             'one of them, in double quotes: "..."'
         )
