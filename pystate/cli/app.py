@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pystate.checkpoint.job_file import library
-from pystate.cli import gc, history, inspect, read, repair, savepoint, verify
+from pystate.cli import gc, history, inspect, read, repair, savepoint, sql, verify
 from pystate.cli.command import Commands
 
 _HELP = """Look at the state of pystate's jobs, check it, save it, and repair it.
@@ -53,6 +53,7 @@ app.command("inspect")(inspect.inspect)
 app.command("history")(history.history)
 app.command("read")(read.read)
 app.command("diff")(read.diff)
+app.command("sql")(sql.sql)
 app.command("export")(read.export)
 app.command("savepoint")(savepoint.savepoint)
 app.command("rescale")(savepoint.rescale)

@@ -33,7 +33,14 @@ from pystate.errors import (
 from pystate.processor.epochs import MissingFileError
 from pystate.query.connection import View
 from pystate.query.sql_statement import Limits, parse_statement
-from pystate.query.sql_tables import StateTable, TableName, Watch, named_in_any_case, table_names
+from pystate.query.sql_tables import (
+    StateTable,
+    TableName,
+    Watch,
+    named_in_any_case,
+    table_names,
+    told_apart,
+)
 
 _BATCH_ROWS = 1 << 16
 #: An interrupt that comes before the engine has begun is lost, so it is said again.
@@ -83,7 +90,10 @@ class RunningQuery:
             raise QueryError("sql: the statement gives no rows")
         read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
         self._reader = read(_BATCH_ROWS)
-        self.schema: pa.Schema = self._reader.schema
+        columns: pa.Schema = self._reader.schema
+        self.schema = pa.schema(
+            map(pa.Field.with_name, columns, told_apart(columns.names)), columns.metadata
+        )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, as they are computed; once."""
@@ -94,7 +104,7 @@ class RunningQuery:
                         rows = self._reader.read_next_batch()
                     except StopIteration:
                         return
-                    yield rows
+                    yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
         finally:
             self.close()
 

@@ -101,7 +101,9 @@ class StateTable(ds.Dataset):
         self._view, self._table, self._epochs, self._watch = view, table, epochs, watch
         self._rows = self._epoch_rows() if table.uid is None else None
         stored = self._stored_schema()
-        self._schema = pa.schema(map(pa.Field.with_name, stored, _told_apart(stored.names)))
+        self._schema = pa.schema(
+            map(pa.Field.with_name, stored, told_apart(stored.names, fold=str.lower))
+        )
         self._key = 0 if table.uid is None else len(view.operator(table.uid).key_schema)
 
     @property
@@ -169,17 +171,16 @@ class _Scanner:
         return pa.RecordBatchReader.from_batches(self.projected_schema, self.read())
 
 
-def _told_apart(names: list[str]) -> list[str]:
-    """Names that differ not only in their case, which SQL does not see: `n`, `N_1`."""
-    taken: set[str] = {name.lower() for name in names}
-    given: set[str] = set()
+def told_apart(names: list[str], *, fold: Callable[[str], str] = str) -> list[str]:
+    """Names each of which is there once, as `fold` sees them: `n`, `n_1`."""
+    taken, given = set(map(fold, names)), set[str]()
     apart = []
     for name in names:
         unique, count = name, 0
-        while unique.lower() in given or (count and unique.lower() in taken):
+        while fold(unique) in given or (count and fold(unique) in taken):
             count += 1
             unique = f"{name}_{count}"
-        given.add(unique.lower())
+        given.add(fold(unique))
         apart.append(unique)
     return apart
 

@@ -22,6 +22,7 @@ EXTRAS = {
     "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
+    "sql": ["-c", "import duckdb, pystate.query.sql"],
     **{extra: ["-c", "import obstore, pystate.checkpoint.object_storage"]
        for extra in ("s3", "gcs", "azure")},
     "test": ["-m", "pytest", "--version"],
