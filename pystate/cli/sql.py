@@ -22,9 +22,7 @@ def sql(
     location: Location,
     query: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[QUERY]", help="A SELECT statement; - reads it from standard input."
-        ),
+        typer.Argument(metavar="QUERY", help="A SELECT statement; - reads it from standard input."),
     ] = None,
     epoch: Epoch = None,
     limit: Limit = None,

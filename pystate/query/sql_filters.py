@@ -12,7 +12,7 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
@@ -88,11 +88,19 @@ def wanted_keys(expression: Any, key: pa.Schema) -> list[pa.Array[Any]] | None:
     return [array.take(once) for array in arrays]
 
 
+def compared_columns(expression: Any, names: Iterable[str]) -> frozenset[str]:
+    """The columns that a filter compares; all, if that is not understood."""
+    written = _written(expression)
+    if written is None:
+        return frozenset(names)
+    return frozenset(text for what, text in written[0] if what == "field_ref")
+
+
 def _ways_of(expression: Any) -> _Ways:
-    try:
-        steps, literals = _written(expression)
-    except (AttributeError, TypeError, ValueError, pa.ArrowException):
-        return _ANY  # of a pyarrow that writes it otherwise
+    written = _written(expression)
+    if written is None:
+        return _ANY
+    steps, literals = written
     calls: list[list[Any]] = [[]]
     steps_left = iter(steps)
     for what, text in steps_left:
@@ -115,11 +123,14 @@ def _ways_of(expression: Any) -> _Ways:
     return _ways(whole)
 
 
-def _written(expression: Any) -> tuple[list[tuple[str, str]], pa.RecordBatch]:
-    """The steps by which an expression is made, and its literals."""
-    _, (buffer,) = expression.__reduce__()
-    with pa.ipc.open_file(buffer) as file:
-        literals = file.get_batch(0)
+def _written(expression: Any) -> tuple[list[tuple[str, str]], pa.RecordBatch] | None:
+    """The steps by which an expression is made, and its literals; None if that is not known."""
+    try:
+        _, (buffer,) = expression.__reduce__()
+        with pa.ipc.open_file(buffer) as file:
+            literals = file.get_batch(0)
+    except (TypeError, ValueError, pa.ArrowException):
+        return None  # of a pyarrow that writes it otherwise
     # A key may be there several times, which pyarrow's own metadata does not show.
     capsule = literals.schema.__arrow_c_schema__()
     address = _capsule_pointer(capsule, b"arrow_schema")

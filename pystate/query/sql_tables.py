@@ -18,13 +18,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from pystate.errors import DeclarationError, QueryError
-from pystate.processor.selection import EVERYTHING, Selection, WantedKeys
+from pystate.processor.selection import EVERYTHING, Selection
 from pystate.query.connection import View
-from pystate.query.sql_filters import wanted_keys
+from pystate.query.sql_filters import compared_columns, wanted_keys
 from pystate.state.kinds import stored_state
 from pystate.state.list import ListState
 from pystate.state.map import MapState
-from pystate.types.keys import parse_key
 
 #: The table of the epochs, and what follows an operator's uid for the table of its timers.
 EPOCHS, _TIMERS = "epochs", "timers"
@@ -56,18 +55,20 @@ def table_names(view: View) -> dict[str, TableName]:
 
     A uid is the name of a table, whatever else would have that name.
     """
-    found = [TableName(EPOCHS, None)]
+    found = [TableName(uid, uid) for uid in view.uids]
     for uid in view.uids:
         operator = view.operator(uid)
+        if operator.timers:
+            found.append(TableName(f"{uid}__{_TIMERS}", uid, Selection(timers=True)))
         for state, spelling in operator.state_schema:
             with suppress(DeclarationError):  # of a later version
                 if isinstance(stored_state(uid, state, spelling), (ListState, MapState)):
                     selection = Selection(state=state, explode=True)
                     found.append(TableName(f"{uid}__{state}", uid, selection))
-        if operator.timers:
-            found.append(TableName(f"{uid}__{_TIMERS}", uid, Selection(timers=True)))
-    found += [TableName(uid, uid) for uid in view.uids]
-    return {table.name: table for table in found}
+    found.append(TableName(EPOCHS, None))
+    # The first one of a name has it.
+    tables = {table.name: table for table in reversed(found)}
+    return dict(sorted(tables.items(), key=lambda item: (item[1].uid is None, item[0])))
 
 
 class Watch:
@@ -98,13 +99,15 @@ class StateTable(ds.Dataset):
 
     def __init__(self, view: View, table: TableName, epochs: Callable[[], pa.Table], watch: Watch):
         # The base has no part in it: its own constructor makes nothing.
-        self._view, self._table, self._epochs, self._watch = view, table, epochs, watch
-        self._rows = self._epoch_rows() if table.uid is None else None
-        stored = self._stored_schema()
-        self._schema = pa.schema(
-            map(pa.Field.with_name, stored, told_apart(stored.names, fold=str.lower))
-        )
+        self._view, self._table, self._watch = view, table, watch
+        self._epochs = epochs() if table.uid is None else None
         self._key = 0 if table.uid is None else len(view.operator(table.uid).key_schema)
+        stored = self._stored_schema()
+        self._states = frozenset(stored.names[self._key :]) & self._all_states()
+        """Columns that are read only if they are asked for."""
+        self._stored = stored.names
+        told = told_apart(stored.names, fold=str.lower)
+        self._schema = pa.schema(map(pa.Field.with_name, stored, told))
 
     @property
     def schema(self) -> pa.Schema:
@@ -118,45 +121,55 @@ class StateTable(ds.Dataset):
         return _Scanner(schema, lambda: self._watch.over(self._read(names, schema, filter)))
 
     def _read(self, names: list[str], schema: pa.Schema, passing: Any) -> Iterator[pa.RecordBatch]:
-        keys = None
-        if passing is not None and self._key:
-            keys = wanted_keys(passing, pa.schema(list(self._schema)[: self._key]))
-        for stored in self._batches(keys):
-            rows = pa.RecordBatch.from_arrays(stored.columns, schema=self._schema)
+        keys, compared = None, frozenset[str]()
+        if passing is not None:
+            if self._key:
+                keys = wanted_keys(passing, pa.schema(list(self._schema)[: self._key]))
+            compared = compared_columns(passing, self._schema.names)
+        read, only = [], set()
+        for column, stored_name in zip(self._schema, self._stored, strict=True):
+            if stored_name not in self._states:
+                read.append(column)
+            elif column.name in compared or column.name in names:
+                read.append(column)
+                only.add(stored_name)
+        read_schema = pa.schema(read)
+        for stored in self._batches(frozenset(only), keys):
+            rows = pa.RecordBatch.from_arrays(stored.columns, schema=read_schema)
             if passing is None:
                 yield pa.RecordBatch.from_arrays([rows.column(n) for n in names], schema=schema)
                 continue
             passed = pa.Table.from_batches([rows]).filter(passing).select(names)
             yield from passed.to_batches()
 
-    def _batches(self, keys: list[pa.Array[Any]] | None) -> Iterator[pa.RecordBatch]:
-        """All rows, or those of some keys."""
+    def _batches(
+        self, only: frozenset[str], keys: list[pa.Array[Any]] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows, or those of some keys, with only some of the states."""
         table = self._table
         if table.uid is None:
-            assert self._rows is not None
-            return iter(self._rows.to_batches())
-        if keys is None:
-            return self._view.rows(table.uid, table.selection)
-        if not len(keys[0]):
+            assert self._epochs is not None
+            return iter(self._epochs.to_batches())
+        if keys is not None and not len(keys[0]):
             return iter(())
-        if table.selection is EVERYTHING:
-            return self._view.rows(table.uid, keys=keys)
-        scan = self._view.scan(table.uid, table.selection)
-        wanted = WantedKeys(parse_key(list(scan.operator.key_schema)), keys, scan.max_parallelism)
-        clock = self._view.clock(table.uid)
-        return replace(scan, keys=wanted, key_groups=wanted.key_groups, clock=clock).batches()
+        selection = table.selection
+        if only != self._states:
+            selection = replace(selection, only=only)
+        return self._view.rows(table.uid, selection, keys=keys)
 
     def _stored_schema(self) -> pa.Schema:
         table = self._table
         if table.uid is None:
-            assert self._rows is not None
-            return self._rows.schema
+            assert self._epochs is not None
+            return self._epochs.schema
         if table.selection is EVERYTHING:
             return self._view.lookup(table.uid).schema
         return self._view.scan(table.uid, table.selection).schema
 
-    def _epoch_rows(self) -> pa.Table:
-        return self._epochs()
+    def _all_states(self) -> frozenset[str]:
+        if self._table.uid is None or self._table.selection is not EVERYTHING:
+            return frozenset()
+        return frozenset(name for name, _ in self._view.operator(self._table.uid).state_schema)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from tests.work import Work
 duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duckdb")
 
 from pystate.query import sql, sql_tables  # noqa: E402
+from pystate.query.connection import View  # noqa: E402
 
 UID = "embedded"
 UTC = datetime.timezone.utc
@@ -66,10 +67,10 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     asked: list[tuple[str, Any]] = []
     real = sql_tables.StateTable._batches
 
-    def spy(table: Any, keys: Any) -> Any:
+    def spy(table: Any, only: Any, keys: Any) -> Any:
         rows = None if keys is None else sorted(zip(*(k.to_pylist() for k in keys), strict=True))
         asked.append((table._table.name, rows))
-        return real(table, keys)
+        return real(table, only, keys)
 
     monkeypatch.setattr(sql_tables.StateTable, "_batches", spy)
     return asked
@@ -82,6 +83,11 @@ def change(store: ps.Store, keys: int, n: int) -> int:
         store["list"].add_all([n, i])
         store["map"].put(f"m{n}", i / 2)
     return store.checkpoint()
+
+
+def one_batch(reader: ps.StateReader, only: Any) -> pa.RecordBatch:
+    found = reader[UID].scan(columns=["k", "d", *sorted(only)]).read_all()
+    return found.combine_chunks().to_batches()[0]
 
 
 def rows(reader: ps.StateReader, query: str, *given: Any) -> list[tuple[Any, ...]]:
@@ -153,6 +159,35 @@ def test_conditions_on_keys_become_look_ups(
         assert looked in ([], [(UID, [])])
 
 
+def test_only_states_that_are_needed_are_read(
+    store: ps.Store, reader: ps.StateReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key without any of them is a row all the same."""
+    read = []
+    real = View.rows
+
+    def spy(view: View, uid: str, selection: Any, **given: Any) -> Any:
+        read.append(selection.only)
+        return real(view, uid, selection, **given)
+
+    monkeypatch.setattr(View, "rows", spy)
+    store.set_current_key(("only text", 1))
+    store["text"].update("x")
+    store.checkpoint()
+    reader.refresh()
+    for query, expected, only in [
+        ("select count(*) from embedded", 21, frozenset()),
+        ("select count(k) from embedded", 21, frozenset()),
+        ("select max(len(list)) from embedded", 2, {"list"}),
+        ("select sum(d) from embedded where n > 1 and text is null", 189, {"n", "text"}),
+        ("select count(*) from embedded where k = 'only text' and d = 1", 1, frozenset()),
+        ("select text from embedded where k = 'only text' and d = 1 and n = 0", "x", {"n", "text"}),
+    ]:
+        read.clear()
+        assert rows(reader, query) == [(expected,)], query
+        assert read == [only], query
+
+
 def test_elements_are_looked_up_by_their_key(reader: ps.StateReader, looked: list[Any]) -> None:
     query = "select list from embedded__list where k = 'k4' and d = 4 and list > 2"
     assert rows(reader, query) == [(4,)]
@@ -160,7 +195,9 @@ def test_elements_are_looked_up_by_their_key(reader: ps.StateReader, looked: lis
 
 
 def test_a_join_hands_the_key_on(reader: ps.StateReader, looked: list[Any]) -> None:
-    query = "select n, e.map from embedded join embedded__map e using (k, d) where k = 'k4' and d = 4"
+    query = (
+        "from embedded join embedded__map e using (k, d) where k = 'k4' and d = 4 select n, e.map"
+    )
     assert rows(reader, query) == [(4, 2.0)]
     assert sorted(looked) == [("embedded", [("k4", 4)]), ("embedded__map", [("k4", 4)])]
 
@@ -260,11 +297,11 @@ def test_an_answer_is_of_one_epoch(
 ) -> None:
     real = sql_tables.StateTable._batches
 
-    def moved(table: Any, keys: Any) -> Any:
+    def moved(table: Any, only: Any, keys: Any) -> Any:
         if store.epoch < 3:
             change(store, 30, 100)
             reader.refresh()
-        return real(table, keys)
+        return real(table, only, keys)
 
     monkeypatch.setattr(sql_tables.StateTable, "_batches", moved)
     query = "select sum(n), sum(e.list) from embedded join embedded__list e using (k, d)"
@@ -279,8 +316,10 @@ def test_rows_are_read_as_they_are_asked_for(
 ) -> None:
     given, closed = [], threading.Event()
 
-    def endless(table: Any, keys: Any) -> Any:
-        [batch] = reader[UID].scan().read_all().combine_chunks().to_batches()
+    def endless(table: Any, only: Any, keys: Any) -> Any:
+        [batch] = (
+            reader[UID].scan(columns=["k", "d", *only]).read_all().combine_chunks().to_batches()
+        )
         try:
             while True:
                 given.append(batch.num_rows)
@@ -305,9 +344,9 @@ def test_an_epoch_that_is_retired_meanwhile(
     real = sql_tables.StateTable._batches
     lost = {1}
 
-    def fails(table: Any, keys: Any) -> Any:
+    def fails(table: Any, only: Any, keys: Any) -> Any:
         view = table._view
-        yield from real(table, keys)
+        yield from real(table, only, keys)
         if view.epoch in lost:
             raise missing_file(view.connection.storage, view.epoch, "x")
 
@@ -491,7 +530,10 @@ def test_the_engine_itself_reaches_nothing_either(tmp_path: Path, query: str) ->
     [
         ("select nn from embedded", '^sql: Binder Error: Referenced column "nn" not found .*"n"'),
         ("selec 1", '^sql: .*syntax error at or near "selec"'),
-        ("select * from embeded", "no table 'embeded'; there are epochs, .*; did you mean 'embedd"),
+        (
+            "select * from embeded",
+            "no table 'embeded'; there are emb.*, epochs; did you mean 'emb",
+        ),
         ("select n + from embedded", "syntax error"),
         ("select sqrtt(1)", "sqrtt.*Did you mean"),
         ("select 'x'::int", "^sql: Conversion Error: Could not convert string 'x' to INT32"),
@@ -535,8 +577,10 @@ def test_arguments(reader: ps.StateReader) -> None:
 def test_a_statement_ends_in_time(
     reader: ps.StateReader, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    def endless(table: Any, keys: Any) -> Any:
-        [batch] = reader[UID].scan().read_all().combine_chunks().to_batches()
+    def endless(table: Any, only: Any, keys: Any) -> Any:
+        [batch] = (
+            reader[UID].scan(columns=["k", "d", *only]).read_all().combine_chunks().to_batches()
+        )
         while True:
             yield batch
 
