@@ -91,9 +91,7 @@ class RunningQuery:
         read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
         self._reader = read(_BATCH_ROWS)
         columns: pa.Schema = self._reader.schema
-        self.schema = pa.schema(
-            map(pa.Field.with_name, columns, told_apart(columns.names)), columns.metadata
-        )
+        self.schema = pa.schema(map(pa.Field.with_name, columns, told_apart(columns.names)))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, as they are computed; once."""

@@ -84,7 +84,7 @@ def wanted_keys(expression: Any, key: pa.Schema) -> list[pa.Array[Any]] | None:
     arrays = [pa.concat_arrays(several) for several in found]
     if not count:
         return arrays
-    once = pa.array(np.unique(key_codes(arrays, dense=True), return_index=True)[1])
+    once: Any = np.unique(key_codes(arrays, dense=True), return_index=True)[1]
     return [array.take(once) for array in arrays]
 
 
@@ -170,7 +170,8 @@ def _called(function: str, arguments: list[Any]) -> _Ways:
         case "equal", [_Field(name), _Literal(value)] | [_Literal(value), _Field(name)]:
             return [{name: pa.array([value.as_py()], value.type)}] if value.is_valid else []
         case "is_in", [_Field(name), _Literal(options)] if isinstance(options, pa.StructScalar):
-            return [{name: options["value_set"].values}]
+            members: Any = options["value_set"]
+            return [{name: members.values}]
         case "is_null", [_Field(name), *_]:
             return [{name: pa.nulls(1)}]
     return _ANY

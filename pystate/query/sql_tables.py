@@ -114,7 +114,7 @@ class StateTable(ds.Dataset):
         """The columns."""
         return self._schema
 
-    def scanner(self, columns: Any = None, filter: Any = None, **_: Any) -> Any:
+    def scanner(self, columns: Any = None, filter: Any = None, **_: Any) -> Any:  # type: ignore[override]
         """What gives some columns of the rows that pass a filter."""
         names = self._schema.names if columns is None else list(columns)
         schema = pa.schema([self._schema.field(name) for name in names])

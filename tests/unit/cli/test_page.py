@@ -73,6 +73,6 @@ def test_the_pictures_show_what_is_printed(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = printed(tmp_path, monkeypatch)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for shown, said in blocks:
         assert plain(shown) == plain(said)

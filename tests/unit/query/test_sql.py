@@ -153,10 +153,12 @@ def test_conditions_on_keys_become_look_ups(
         query = f"select k, d, n from embedded where {condition} order by all"
         expected = engine.execute(query, given).fetchall()
     assert rows(reader, query, *given) == expected
-    if keys != []:  # which an engine may find out by itself
-        assert looked == [(UID, keys)]
-    else:
-        assert looked in ([], [(UID, [])])
+    # That there is none an engine may find out by itself; older ones hand less on.
+    assert (
+        looked == [(UID, keys)]
+        or (not keys and looked == [])
+        or (int(duckdb.__version__.split(".")[0]) < 2 and looked == [(UID, None)])
+    )
 
 
 def test_only_states_that_are_needed_are_read(
@@ -195,9 +197,8 @@ def test_elements_are_looked_up_by_their_key(reader: ps.StateReader, looked: lis
 
 
 def test_a_join_hands_the_key_on(reader: ps.StateReader, looked: list[Any]) -> None:
-    query = (
-        "from embedded join embedded__map e using (k, d) where k = 'k4' and d = 4 select n, e.map"
-    )
+    joined = "embedded join embedded__map e using (k, d)"
+    query = f"select n, e.map from {joined} where k = 'k4' and d = 4"
     assert rows(reader, query) == [(4, 2.0)]
     assert sorted(looked) == [("embedded", [("k4", 4)]), ("embedded__map", [("k4", 4)])]
 
