@@ -13,26 +13,24 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 
-from pystate.base.arguments import nearest, shown
+from pystate.base.arguments import flag, nearest, shown
 from pystate.base.installation import extra
-from pystate.base.markup import bytes_shown
 from pystate.errors import (
     CheckpointError,
     InvalidArgumentError,
-    MemoryLimitError,
     MissingPackageError,
     PystateError,
     QueryError,
-    QueryTimeoutError,
 )
 from pystate.processor.epochs import MissingFileError
 from pystate.query.connection import View
-from pystate.query.sql_statement import Limits, parse_statement
+from pystate.query.sql_process import SeparateQuery
+from pystate.query.sql_statement import Limits, memory_error, parse_statement, timeout_error
 from pystate.query.sql_tables import (
     StateTable,
     TableName,
@@ -60,7 +58,7 @@ class RunningQuery:
         self._limits, self._watch = limits, Watch()
         self._done = threading.Event()
         self._reader: Any = None
-        self._engine = _connected(limits)
+        self._engine = new_engine(limits)
         try:
             with self._errors():
                 self._begin(view, epochs, query, parameters)
@@ -121,10 +119,11 @@ class RunningQuery:
         if self._done.wait(self._limits.timeout_ms / 1000):
             return
         self._watch.stopped = "timeout"
-        while True:
-            self._engine.interrupt()
-            if self._done.wait(_AGAIN_SECONDS):
-                return
+        with suppress(Exception):  # of an engine that is closed meanwhile
+            while True:
+                self._engine.interrupt()
+                if self._done.wait(_AGAIN_SECONDS):
+                    return
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -139,30 +138,29 @@ class RunningQuery:
     def _said(self, error: Exception) -> BaseException:
         limits, kind = self._limits, type(error).__name__
         if self._watch.stopped == "timeout":
-            return QueryTimeoutError(
-                f"sql: the statement took longer than {limits.timeout_ms / 1000:g} s (timeout): "
-                "ask for less, by a key for instance, or give it more time"
-            )
+            return timeout_error(limits)
         if isinstance(self._watch.error, (PystateError, KeyboardInterrupt)):
             return self._watch.error
         if kind == "RuntimeError" and str(error) == "Query interrupted":
             return KeyboardInterrupt()  # so the engine says that there was a signal
         line = one_line(str(error))
         if kind == "OutOfMemoryException" or line.startswith("Out of Memory Error"):
-            return MemoryLimitError(
-                f"sql: the statement needs more memory than {bytes_shown(limits.memory_bytes)} "
-                "(memory_bytes): ask for less, or give it more"
-            )
+            return memory_error(limits)
         if self._watch.error is not None:
             return self._watch.error
         return QueryError(f"sql: {line}")
 
 
 def read_sql(
-    view: View, epochs: Epochs, query: str, parameters: Parameters, limits: Limits
+    view: View,
+    epochs: Epochs,
+    query: str,
+    parameters: Parameters,
+    limits: Limits,
+    isolated: bool,
 ) -> pa.Table:
     """All rows of a statement."""
-    running = RunningQuery(view, epochs, _text(query), _checked(parameters), limits)
+    running = _begun(view, epochs, query, parameters, limits, isolated)
     return pa.Table.from_batches(running.batches(), running.schema)
 
 
@@ -172,13 +170,14 @@ def scan_sql(
     query: str,
     parameters: Parameters,
     limits: Limits,
+    isolated: bool,
     cut_short: Callable[[View], CheckpointError],
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The rows of a statement as they are computed; the first of them have been.
 
     `cut_short` gives the error if files are gone when some rows have been read.
     """
-    running = RunningQuery(view, epochs, _text(query), _checked(parameters), limits)
+    running = _begun(view, epochs, query, parameters, limits, isolated)
     batches = running.batches()
     first = next(batches, None)
 
@@ -196,9 +195,23 @@ def scan_sql(
     return running.schema, rows()
 
 
+def _begun(
+    view: View,
+    epochs: Epochs,
+    query: str,
+    parameters: Parameters,
+    limits: Limits,
+    isolated: bool,
+) -> RunningQuery | SeparateQuery:
+    query, parameters = _text(query), _checked(parameters)
+    if flag(isolated, "sql: isolated"):
+        return SeparateQuery(view, query, parameters, limits)
+    return RunningQuery(view, epochs, query, parameters, limits)
+
+
 def list_tables(view: View, epochs: Epochs) -> pa.Table:
     """All tables with their columns: a row per column."""
-    engine, rows = _connected(Limits.of()), []
+    engine, rows = new_engine(Limits.of()), []
     try:
         for table in table_names(view).values():
             try:
@@ -232,7 +245,7 @@ def one_line(said: str) -> str:
     return f"{text} (line {place[1]}, column {column})"
 
 
-def _connected(limits: Limits) -> Any:
+def new_engine(limits: Limits) -> Any:
     """An engine that reaches nothing but what is registered with it."""
     try:
         import duckdb

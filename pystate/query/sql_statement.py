@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pystate.base.arguments import integer
-from pystate.errors import QueryError
+from pystate.base.markup import bytes_shown
+from pystate.errors import MemoryLimitError, QueryError, QueryTimeoutError
 from pystate.types.durations import Duration, milliseconds
 
 #: Kinds of queries; all others change something, also within a SELECT.
@@ -63,6 +64,22 @@ class Limits:
             integer(memory_bytes, "sql: memory_bytes", least=_LEAST_MEMORY),
             integer(threads, "sql: threads", least=1, most=1024),
         )
+
+
+def timeout_error(limits: Limits) -> QueryTimeoutError:
+    """The error to raise for a statement that took too long."""
+    return QueryTimeoutError(
+        f"sql: the statement took longer than {limits.timeout_ms / 1000:g} s (timeout): ask for "
+        "less, by a key for instance, or give it more time"
+    )
+
+
+def memory_error(limits: Limits) -> MemoryLimitError:
+    """The error to raise for a statement that needs too much memory."""
+    return MemoryLimitError(
+        f"sql: the statement needs more memory than {bytes_shown(limits.memory_bytes)} "
+        "(memory_bytes): ask for less, or give it more"
+    )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tests.work import Work
 
 duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duckdb")
 
-from pystate.query import sql, sql_tables  # noqa: E402
+from pystate.query import sql, sql_process, sql_tables  # noqa: E402
 from pystate.query.connection import View  # noqa: E402
 
 UID = "embedded"
@@ -518,7 +518,7 @@ def test_a_statement_reaches_nothing_but_the_tables(
 def test_the_engine_itself_reaches_nothing_either(tmp_path: Path, query: str) -> None:
     """Had the statement been let through."""
     secret = pa.table({"password": ["x"]})
-    engine = sql._connected(sql.Limits.of())
+    engine = sql.new_engine(sql.Limits.of())
     engine.execute("SET lock_configuration = true")
     with pytest.raises(duckdb.Error):
         engine.execute(query.format(tmp_path)).fetchall()
@@ -604,6 +604,51 @@ def test_memory_is_bounded_and_nothing_is_put_on_the_disk(
             reader.sql(query, memory_bytes=16 << 20)
     assert os.listdir(tmp_path) == ["store"]
     assert rows(reader, "select count(*) from embedded") == [(20,)]
+
+
+def test_a_process_of_its_own_gets_no_more_memory(store: ps.Store, reader: ps.StateReader) -> None:
+    """What the engine does not count ends a process, and not the program."""
+    small: dict[str, Any] = {"isolated": True, "memory_bytes": 64 << 20}
+    assert reader.sql("select n from embedded where k = ? and d = 4", ["k4"], **small) == (
+        reader.sql("select n from embedded where k = ? and d = 4", ["k4"])
+    )
+    with pytest.raises(MemoryLimitError, match=r"more memory than 64.0 MiB"):
+        reader.sql("select length(repeat('x', 1500000000))", **small)
+    with pytest.raises(QueryError, match="did you mean 'embedded'"):
+        reader.sql("from embeded", **small)
+    with pytest.raises(
+        InvalidArgumentError, match="sql: parameter 'x' is no value of SQL: <object"
+    ):
+        reader.sql("select $x", {"x": object()}, **small)
+    at = datetime.datetime(2026, 1, 2, tzinfo=UTC)
+    assert reader.sql(
+        "select $x as x, $y as y", {"x": at, "y": [None, "é"]}, **small
+    ).to_pylist() == [{"x": at, "y": [None, "é"]}]
+    with pytest.raises(QueryTimeoutError, match=r"longer than 0.1 s"):
+        reader.sql(ENDLESS, timeout=100, isolated=True)
+    with pytest.raises(InvalidArgumentError, match="isolated is True or False"):
+        reader.sql("select 1", isolated=1)  # type: ignore[arg-type]
+
+
+def test_a_process_of_its_own_ends_with_its_rows(
+    store: ps.Store, reader: ps.StateReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = sql_process.SeparateQuery.__init__
+
+    def spy(query: Any, *given: Any) -> None:
+        made.append(query)
+        real(query, *given)
+
+    monkeypatch.setattr(sql_process.SeparateQuery, "__init__", spy)
+    rows = reader.scan_sql("from range(100000000)", isolated=True)
+    assert rows.read_next_batch().num_rows
+    del rows
+    [query] = made
+    assert query._process.poll() is not None
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(PystateError, match="has ended with an error: run `/bin/false -m pystate"):
+        reader.sql("select 1", isolated=True)
 
 
 def test_threads_ask_at_the_same_time(store: ps.Store, reader: ps.StateReader) -> None:
