@@ -187,13 +187,21 @@ def _both(left: _Ways, right: _Ways) -> _Ways:
         for other in right:
             way = {**one, **other}
             for name in one.keys() & other.keys():
-                among = pc.call_function(
-                    "is_in", [one[name]], pc.SetLookupOptions(other[name].cast(one[name].type))
-                )
-                way[name] = one[name].filter(among)
+                way[name] = _common(one[name], other[name])
             if all(map(len, way.values())):
                 ways.append(way)
     return ways
+
+
+def _common(one: pa.Array[Any], other: pa.Array[Any]) -> pa.Array[Any]:
+    """The values that both have; or those of one, if they cannot be compared."""
+    if pa.types.is_null(one.type):
+        one, other = other, one
+    try:
+        among = pc.SetLookupOptions(other.cast(one.type))
+    except pa.ArrowException:
+        return one
+    return one.filter(pc.call_function("is_in", [one], among))
 
 
 def _either(left: _Ways, right: _Ways) -> _Ways:

@@ -71,7 +71,7 @@ def _written(view: View, query: str, parameters: Any, limits: Limits) -> bytes:
     return sink.getvalue()
 
 
-def read_request(source: io.BufferedIOBase) -> dict[str, Any]:
+def read_request(source: Any) -> dict[str, Any]:
     """The request that was written, with `parameters`."""
     with pa.ipc.open_stream(source) as stream:
         row = stream.read_all()

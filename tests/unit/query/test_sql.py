@@ -609,9 +609,6 @@ def test_memory_is_bounded_and_nothing_is_put_on_the_disk(
 def test_a_process_of_its_own_gets_no_more_memory(store: ps.Store, reader: ps.StateReader) -> None:
     """What the engine does not count ends a process, and not the program."""
     small: dict[str, Any] = {"isolated": True, "memory_bytes": 64 << 20}
-    assert reader.sql("select n from embedded where k = ? and d = 4", ["k4"], **small) == (
-        reader.sql("select n from embedded where k = ? and d = 4", ["k4"])
-    )
     with pytest.raises(MemoryLimitError, match=r"more memory than 64.0 MiB"):
         reader.sql("select length(repeat('x', 1500000000))", **small)
     with pytest.raises(QueryError, match="did you mean 'embedded'"):
@@ -624,8 +621,6 @@ def test_a_process_of_its_own_gets_no_more_memory(store: ps.Store, reader: ps.St
     assert reader.sql(
         "select $x as x, $y as y", {"x": at, "y": [None, "é"]}, **small
     ).to_pylist() == [{"x": at, "y": [None, "é"]}]
-    with pytest.raises(QueryTimeoutError, match=r"longer than 0.1 s"):
-        reader.sql(ENDLESS, timeout=100, isolated=True)
     with pytest.raises(InvalidArgumentError, match="isolated is True or False"):
         reader.sql("select 1", isolated=1)  # type: ignore[arg-type]
 
