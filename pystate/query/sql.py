@@ -30,7 +30,13 @@ from pystate.errors import (
 from pystate.processor.epochs import MissingFileError
 from pystate.query.connection import View
 from pystate.query.sql_process import SeparateQuery
-from pystate.query.sql_statement import Limits, memory_error, parse_statement, timeout_error
+from pystate.query.sql_statement import (
+    Limits,
+    memory_error,
+    one_line,
+    parse_statement,
+    timeout_error,
+)
 from pystate.query.sql_tables import (
     StateTable,
     TableName,
@@ -68,6 +74,7 @@ class RunningQuery:
 
     def _begin(self, view: View, epochs: Epochs, query: str, parameters: Parameters) -> None:
         engine = self._engine
+        threading.Thread(target=self._end_in_time, name="sql timeout", daemon=True).start()
         statement = parse_statement(engine, query)
         tables, named = table_names(view), dict[str, TableName]()
         for name in tables if statement.all_tables else sorted(statement.tables):
@@ -81,7 +88,6 @@ class RunningQuery:
                 )
             engine.register(table.name, StateTable(view, table, epochs, self._watch))
         engine.execute("SET lock_configuration = true")
-        threading.Thread(target=self._end_in_time, name="sql timeout", daemon=True).start()
         given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters or ())
         relation = engine.sql(statement.text, params=given or None)
         if relation is None:
@@ -161,7 +167,14 @@ def read_sql(
 ) -> pa.Table:
     """All rows of a statement."""
     running = _begun(view, epochs, query, parameters, limits, isolated)
-    return pa.Table.from_batches(running.batches(), running.schema)
+    found, taken = [], 0
+    for rows in running.batches():
+        found.append(rows)
+        taken += rows.nbytes
+        if taken > limits.memory_bytes:
+            running.close()
+            raise memory_error(limits)
+    return pa.Table.from_batches(found, running.schema)
 
 
 def scan_sql(
@@ -232,17 +245,6 @@ def list_tables(view: View, epochs: Epochs) -> pa.Table:
     finally:
         engine.close()
     return pa.Table.from_pylist(rows, _TABLES)
-
-
-def one_line(said: str) -> str:
-    """What the engine says, without the picture of the statement that it draws."""
-    text, at, picture = said.partition("\n\nLINE ")
-    text = " ".join(text.split())
-    place = re.match(r"(\d+): (?!\.\.\.)[^\n]*\n( *)\^", picture) if at else None
-    if place is None:
-        return text
-    column = len(place[2]) - len(f"LINE {place[1]}: ") + 1
-    return f"{text} (line {place[1]}, column {column})"
 
 
 def new_engine(limits: Limits) -> Any:

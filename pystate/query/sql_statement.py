@@ -10,6 +10,7 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ _REFUSED = frozenset(
         *("which_secret", "read_text", "read_blob", "glob", "parse_duckdb_log_message"),
     )
 )
+#: An engine plans a statement without looking at the time, longer than it has many parts.
+_MOST_QUERIES = 200
 _ONLY_SELECT = "only one SELECT statement is run"
 _SHOWN = ("tables", "__show_tables_expanded")
 
@@ -102,9 +105,15 @@ def parse_statement(connection: Any, query: str) -> Statement:
     named: set[str] = set()
     own: set[str] = set()
     all_tables = False
-    tuples = []
+    tuples, queries = [], 0
     for node in _nodes(tree):
         kind, named_function = str(node.get("type", "")), str(node.get("function_name", ""))
+        queries += kind.endswith("_NODE") or kind in ("BASE_TABLE", "JOIN")
+        if queries > _MOST_QUERIES:
+            raise QueryError(
+                f"sql: the statement has more than {_MOST_QUERIES} queries and tables in it: use "
+                "fewer, or several statements"
+            )
         if kind.endswith("_NODE") and kind not in _QUERIES:
             raise QueryError(f"sql: {_ONLY_SELECT}, and nothing in it that changes anything")
         if "cte_map" in node:
@@ -135,9 +144,14 @@ def parse_statement(connection: Any, query: str) -> Statement:
 
 def _tree(connection: Any, query: str) -> dict[str, Any]:
     [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-    tree: dict[str, Any] = json.loads(text)
+    try:
+        tree: dict[str, Any] = json.loads(text)
+    except RecursionError:
+        raise QueryError(
+            "sql: the statement is nested too deeply: write it with fewer brackets in each other"
+        ) from None
     if tree["error"]:
-        said = " ".join(str(tree.get("error_message", "")).split())
+        said = one_line(str(tree.get("error_message", "")))
         if str(tree.get("error_type", "")).lower() == "not implemented":
             raise QueryError(f"sql: {_ONLY_SELECT}")
         at = f" (character {int(tree['position']) + 1})" if "position" in tree else ""
@@ -145,6 +159,18 @@ def _tree(connection: Any, query: str) -> dict[str, Any]:
     if len(tree["statements"]) != 1:
         raise QueryError(f"sql: {_ONLY_SELECT}, and there are {len(tree['statements'])}")
     return tree
+
+
+def one_line(said: str) -> str:
+    """What the engine says, without the picture of the statement that it draws."""
+    text, at, picture = said.partition("\n\nLINE ")
+    # No setting can be changed.
+    text = re.sub(r' Use "SET [^"]*"[^.]*\.', "", " ".join(text.split()))
+    place = re.match(r"(\d+): (?!\.\.\.)[^\n]*\n( *)\^", picture) if at else None
+    if place is None:
+        return text
+    column = len(place[2]) - len(f"LINE {place[1]}: ") + 1
+    return f"{text} (line {place[1]}, column {column})"
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

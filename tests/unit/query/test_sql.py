@@ -34,6 +34,7 @@ duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip ins
 
 from pystate.query import sql, sql_process, sql_tables  # noqa: E402
 from pystate.query.connection import View  # noqa: E402
+from pystate.query.sql_statement import one_line  # noqa: E402
 
 UID = "embedded"
 UTC = datetime.timezone.utc
@@ -540,6 +541,13 @@ def test_the_engine_itself_reaches_nothing_either(tmp_path: Path, query: str) ->
         ("select 'x'::int", "^sql: Conversion Error: Could not convert string 'x' to INT32"),
         ("select * from embedded where k = ?", "^sql: .*[Pp]arameter"),
         ("-- nothing", "only one SELECT"),
+        (
+            "select " + "(" * 2000 + "1" + ")" * 2000,
+            r"Max expression depth limit of 1000 exceeded.$",
+        ),
+        ("select " + "not " * 900 + "true", "nested too deeply|expression depth"),
+        (" union all ".join(["select 1"] * 300), "more than 200 queries and tables"),
+        ("select 1 from " + ", ".join(["embedded"] * 300), "more than 200 queries and tables"),
         ("select error('a\nb\n\nLINE 1: c')", "^sql: .*a b"),
     ],
 )
@@ -549,6 +557,14 @@ def test_what_is_wrong_is_said_in_one_line(
     with pytest.raises(QueryError, match=message) as raised:
         reader.sql(query)
     assert "\n" not in str(raised.value)
+
+
+def test_the_picture_of_a_statement_becomes_a_place() -> None:
+    """Some versions of the engine draw one."""
+    said = 'Binder Error: no column "x"\nCandidates: "n"\n\nLINE 2:   x\n          ^'
+    assert one_line(said) == 'Binder Error: no column "x" Candidates: "n" (line 2, column 3)'
+    cut = 'Parser Error: at "x"\n\nLINE 1: ...a, b, x\n          ^'
+    assert one_line(cut) == 'Parser Error: at "x"'
 
 
 def test_arguments(reader: ps.StateReader) -> None:
@@ -602,6 +618,8 @@ def test_memory_is_bounded_and_nothing_is_put_on_the_disk(
     ):
         with pytest.raises(MemoryLimitError, match=r"more memory than 16.0 MiB \(memory_bytes\)"):
             reader.sql(query, memory_bytes=16 << 20)
+    with pytest.raises(MemoryLimitError, match=r"more memory than 16.0 MiB \(memory_bytes\)"):
+        reader.sql("from range(100000000000)", memory_bytes=16 << 20)  # its rows do not fit
     assert os.listdir(tmp_path) == ["store"]
     assert rows(reader, "select count(*) from embedded") == [(20,)]
 
