@@ -598,6 +598,12 @@ def test_values_are_shown_in_one_line() -> None:
         ("o.scan(key_groups=[999])", "key group"),
         ("o.timers(domain='evnt')", "timers: domain is 'event' or 'processing'"),
         ("o.timers(until='x')", "until"),
+        ("r.sql(3)", "^sql: the statement is a string, such as"),
+        ("r.sql('select 1', 3)", "^sql: parameters is a list of values"),
+        ("r.sql('select 1', timeout='x')", "^sql: timeout='x': write a length of time"),
+        ("r.sql('select 1', memory_bytes=3)", "^sql: memory_bytes is 3, and must be at least"),
+        ("r.sql('select 1', threads='x')", "^sql: threads is a whole number"),
+        ("r.scan_sql('select 1', isolated=1)", "^sql: isolated is True or False"),
     ],
 )
 def test_methods_of_a_reader(call: str, message: str, tmp_path: Path) -> None:

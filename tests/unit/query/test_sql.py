@@ -643,6 +643,20 @@ def test_a_process_of_its_own_gets_no_more_memory(store: ps.Store, reader: ps.St
         reader.sql("select 1", isolated=1)  # type: ignore[arg-type]
 
 
+def test_a_process_of_its_own_reads_the_next_epoch_where_one_is_retired(
+    store: ps.Store, reader: ps.StateReader
+) -> None:
+    query = "select max(n) as n from embedded"
+    pinned = reader.at(1)
+    for n in range(2, 6):
+        change(store, 20, n)
+    assert reader.epoch == 1
+    assert reader.sql(query, isolated=True).to_pylist() == [{"n": 95}]
+    assert reader.epoch == 5
+    with pytest.raises(CheckpointError, match="does not hold epoch 1; it has 3 to 5"):
+        pinned.sql(query, isolated=True)
+
+
 def test_a_process_of_its_own_ends_with_its_rows(
     store: ps.Store, reader: ps.StateReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
