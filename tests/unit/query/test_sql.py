@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import pystate as ps
 from pystate.base import installation
+from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import (
     CheckpointError,
     InvalidArgumentError,
@@ -28,6 +30,8 @@ from pystate.errors import (
     QueryTimeoutError,
 )
 from pystate.processor.epochs import missing_file
+from tests.unit.processor.test_key_files import KEYS, fill, sorted_rows
+from tests.unit.query.test_operators import in_ranges
 from tests.work import Work
 
 duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duckdb")
@@ -236,7 +240,36 @@ def test_a_uid_that_is_no_word(tmp_path: Path) -> None:
             reader.sql('select * from "Sum", "sum"')
 
 
-def test_timers_and_names_that_differ_in_their_case(tmp_path: Path) -> None:
+@pytest.mark.parametrize("namespace", [None, "long"])
+def test_timers_namespaces_and_several_ranges(
+    tmp_path: Path, namespace: str | None, looked: list[Any]
+) -> None:
+    """Each table says what `read_state` does, also of some keys alone."""
+    fill(tmp_path, 3, namespace)
+    in_ranges(LocalStorage(tmp_path))
+    kinds: dict[str, dict[str, Any]] = {
+        "op": {},
+        "op__timers": {"timers": True},
+        "op__map": {"state": "map", "explode": True},
+        "op__list": {"state": "list", "explode": True},
+    }
+    wanted = [f"key {n}" for n in range(0, 2 * KEYS, 5)]
+    with ps.connect(tmp_path) as reader:
+        for table, selection in kinds.items():
+            whole = ps.read_state(tmp_path, **selection)
+            assert sorted_rows(reader.sql(f"from {table}")) == sorted_rows(whole), table
+            some = reader.sql(f"from {table} where list_contains(?, k)", [wanted])
+            assert sorted_rows(some) == sorted_rows(whole.filter(pc.field("k").isin(wanted))), table
+            if namespace is not None:
+                one = reader.sql(f"from {table} where k = 'key 5' and namespace = 2")
+                assert sorted_rows(one) == sorted_rows(
+                    whole.filter((pc.field("k") == "key 5") & (pc.field("namespace") == 2))
+                )
+    assert {table for table, keys in looked if keys is None} == set(kinds)
+    assert namespace is None or (("op__timers", [("key 5",)]) in looked)
+
+
+def test_names_that_differ_in_their_case(tmp_path: Path) -> None:
     states = {"K": ps.ValueState("long"), "k_1": ps.ValueState("long")}
     with ps.open(tmp_path, key="long", states=states) as store:
         store.set_current_key(1)
