@@ -16,6 +16,7 @@ import os
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -27,9 +28,13 @@ from pystate import errors
 from pystate.base.arguments import integer, shown, text
 from pystate.errors import ClosedError, InvalidArgumentError, NotReachedError, ServerError
 from pystate.processor.epochs import NotHeldError
+from pystate.query.follow import EpochChanges
 from pystate.query.json_form import values_of
+from pystate.query.lease import DURATION as LEASED
+from pystate.query.lease import Lease
 from pystate.query.operator_reader import OperatorReader
 from pystate.query.reader import StateReader
+from pystate.query.remote_follow import RemoteFollower
 from pystate.redaction import logger
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
@@ -41,6 +46,7 @@ from pystate.types.state_type import parse_type
 
 _LOG = logger("pystate.query.remote")
 _ARROW, _JSON = "application/vnd.apache.arrow.stream", "application/json"
+_EVENTS = "text/event-stream"
 _TIMEOUT_SECONDS = 60.0
 _IDLE = 8
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
@@ -182,6 +188,24 @@ class Reply:
     ) -> None:
         self._server, self._connection, self._response = server, connection, response
 
+    @property
+    def connection(self) -> http.client.HTTPConnection:
+        """The connection, of which this is all that comes."""
+        return self._connection
+
+    def lines(self) -> Iterator[bytes]:
+        """Its lines, as they come."""
+        while line := self._response.readline():
+            yield line
+
+    def broken(self, error: Exception) -> ServerError:
+        """The error where it has broken off."""
+        return self._server._unreached(error)
+
+    def told(self, said: Mapping[str, Any]) -> Exception:
+        """An error of which it tells."""
+        return error_of(said)
+
     def data(self) -> bytes:
         """All of it."""
         try:
@@ -269,6 +293,7 @@ class RemoteReader(StateReader):
         self._is_closed = False
         self._known: tuple[int, dict[str, Any]] = (0, {})
         self._moving = threading.Lock()
+        self._followers: weakref.WeakSet[RemoteFollower] = weakref.WeakSet()
         said = self._ask_job({} if epoch is None else {"epoch": epoch})
         self._epoch, self._uids = int(said["epoch"]), tuple(said["operators"])
 
@@ -335,6 +360,43 @@ class RemoteReader(StateReader):
         number = integer(epoch, "at: epoch", least=1)
         return RemoteReader(self._server, self._job, number, owns=False)
 
+    def follow(
+        self,
+        since: int | None = None,
+        *,
+        uids: list[str] | None = None,
+        lease: bool | Duration = False,
+        poll: Duration | None = None,
+    ) -> RemoteFollower:
+        """Follow the epochs that are published; as `StateReader.follow`.
+
+        A server keeps no epochs for its clients, and looks for the next one by its own time.
+        """
+        self._check()
+        if lease is not False or poll is not None:
+            raise InvalidArgumentError(
+                "follow: a server keeps no epochs for a client, and looks for the next one by "
+                "itself: leave lease and poll out"
+            )
+        begin = self._epoch if since is None else integer(since, "follow: since", least=0)
+        query = {"since": begin, "operator": _names(uids, "follow: uids"), "arrow": "true"}
+        reply = self._server.ask("GET", self._path("changes", query), form=_EVENTS)
+        follower = RemoteFollower(reply, begin)
+        self._followers.add(follower)
+        return follower
+
+    def changes(self, since: int, *, uids: list[str] | None = None) -> EpochChanges:
+        """Refused: a server has changes of one epoch after the other, which `follow` gives."""
+        raise InvalidArgumentError(
+            "changes: a server has the changes of one epoch after the other: follow(since=...)"
+        )
+
+    def lease(self, duration: Duration = LEASED) -> Lease:
+        """Refused: a server keeps no epochs for its clients."""
+        raise InvalidArgumentError(
+            "lease: a server keeps no epochs for a client: connect to the checkpoint's folder"
+        )
+
     def sql(
         self,
         query: str,
@@ -381,6 +443,8 @@ class RemoteReader(StateReader):
     def close(self) -> None:
         """Close the connections; does nothing the second time."""
         self._is_closed = True
+        for follower in list(self._followers):
+            follower.stop()
         if self._owns:
             self._server.close()
 
@@ -557,6 +621,11 @@ class RemoteOperator(OperatorReader):
             return self._reader._server.ask("GET", path).rows()
 
         return self._reader.read(read)
+
+    def changes(self, since: int) -> pa.RecordBatchReader:
+        """Refused, as `RemoteReader.changes`."""
+        self._reader.changes(since)
+        raise AssertionError
 
     def __repr__(self) -> str:
         return f"<OperatorReader of {self.uid!r} at epoch {self._reader.epoch}>"

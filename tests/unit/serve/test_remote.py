@@ -41,12 +41,9 @@ def same(one: pa.Table, other: pa.Table) -> bool:
 
 
 def test_it_has_every_method_of_a_reader_itself() -> None:
-    # Those are not offered by a server: of changes, until it has routes for them, and leases.
     for local, remote in ((StateReader, RemoteReader), (OperatorReader, RemoteOperator)):
         for name, method in vars(local).items():
             if name.startswith("_") and name != "__getitem__":
-                continue
-            if name in ("changes", "follow", "lease"):
                 continue
             assert name in vars(remote), name
             if inspect.isfunction(method) and name not in ("sql", "scan_sql"):
