@@ -42,6 +42,7 @@ __all__ = [
     "ReplayError",
     "RetiredEpochError",
     "SchemaError",
+    "ServerError",
     "SinkError",
     "SnapshotTooOldError",
     "StaleKeyBatchError",
@@ -269,6 +270,10 @@ class FencedError(CheckpointError):
 
 class NotReachedError(CheckpointError, TimeoutError):
     """An epoch that a reader waits for was not published in time."""
+
+
+class ServerError(PystateError, OSError):
+    """A server of state cannot be reached, or refuses a request for want of room or of a token."""
 
 
 class EvaluationError(CheckpointError):

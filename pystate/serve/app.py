@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from pystate.query.json_form import document
 from pystate.redaction import logger
-from pystate.serve import metrics, openapi, page, state_routes
+from pystate.serve import change_routes, openapi, state_routes
 from pystate.serve.answers import StreamBrokenError
 from pystate.serve.auth import Guard
 from pystate.serve.jobs import Jobs
@@ -38,8 +38,7 @@ def all_routes() -> tuple[Operation, ...]:
     """The routes of all parts of the server: one line for each part."""
     return (
         *state_routes.ROUTES,
-        *metrics.ROUTES,
-        *page.ROUTES,
+        *change_routes.ROUTES,
         *openapi.ROUTES,
     )
 
@@ -102,6 +101,8 @@ class Application:
         """End what would not end by itself: streams, and clients that follow."""
         if self._service is not None:
             self._service.stopping.set()
+        for job in self._jobs.values():
+            job.closed = True
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

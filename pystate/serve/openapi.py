@@ -82,6 +82,11 @@ _ERROR = {
                 },
                 "message": {"type": "string", "description": "What is wrong, in one line."},
                 "status": {"type": "integer"},
+                "epoch": {"type": "integer", "description": "An epoch that is retired."},
+                "start_at": {
+                    "type": "integer",
+                    "description": "Of status 410: the epoch from which to begin anew.",
+                },
             },
             "additionalProperties": False,
         }

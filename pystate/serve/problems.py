@@ -35,9 +35,11 @@ class RequestError(errors.InvalidArgumentError):
 
 #: The statuses of errors, the first that fits.
 _STATUSES: tuple[tuple[type[BaseException], int], ...] = (
+    (errors.RetiredEpochError, 410),
     (NotHeldError, 404),
     (errors.NotReachedError, 404),
     (errors.UnknownStateError, 400),
+    (errors.QueryTimeoutError, 408),
     (errors.InvalidArgumentError, 400),
     (errors.WrongTypeError, 400),
     (errors.SchemaError, 400),
@@ -94,7 +96,10 @@ class Veil:
             kind, message = "PystateError", f"the server failed; its log says more ({number})"
         if kind == "BusyError":
             kind = "TimeoutError"
-        return status, {"error": {"type": kind, "message": self.over(message), "status": status}}
+        said = {"type": kind, "message": self.over(message), "status": status}
+        if isinstance(error, errors.RetiredEpochError):
+            said |= {"epoch": error.epoch, "start_at": error.start_at}
+        return status, {"error": said}
 
 
 def phrase(status: int) -> str:
