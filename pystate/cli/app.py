@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from pystate.checkpoint.job_file import library
-from pystate.cli import gc, history, inspect, read, repair, savepoint, serve, sql, verify
+from pystate.cli import (
+    dashboard,
+    gc,
+    history,
+    inspect,
+    read,
+    repair,
+    savepoint,
+    serve,
+    sql,
+    verify,
+)
 from pystate.cli.command import Commands
 
 _HELP = """Look at the state of pystate's jobs, check it, save it, and repair it.

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from pystate.query.json_form import document
 from pystate.redaction import logger
-from pystate.serve import change_routes, openapi, state_routes
+from pystate.serve import change_routes, metrics, openapi, page, state_routes
 from pystate.serve.answers import StreamBrokenError
 from pystate.serve.auth import Guard
 from pystate.serve.jobs import Jobs
@@ -39,6 +39,8 @@ def all_routes() -> tuple[Operation, ...]:
     return (
         *state_routes.ROUTES,
         *change_routes.ROUTES,
+        *metrics.ROUTES,
+        *page.ROUTES,
         *openapi.ROUTES,
     )
 
