@@ -401,36 +401,58 @@ def _add(sums: dict[str, float], record: object, names: Sequence[str]) -> None:
 
 
 def add_up(storage: CheckpointStorage, records: Iterable[EpochRecord]) -> Totals:
-    """Add up all epochs of a checkpoint: those whose records were read, and removed ones."""
-    totals = _stored_totals(storage)[0]
+    """Add up all epochs of a checkpoint: those whose records were read, and removed ones.
+
+    `NewerFormatError` if a later version has stored what removed ones add up to.
+    """
+    totals = _intact_totals(storage).totals
     for record in records:
         totals.add(record)
     return totals
 
 
-def _stored_totals(storage: CheckpointStorage) -> tuple[Totals, list[str]]:
-    """What removed records add up to, and the files that say so; damaged ones do not count."""
-    found, paths = Totals(), []
+class _StoredTotals(NamedTuple):
+    """What removed records add up to."""
+
+    totals: Totals
+    paths: list[str]
+    """The files that say so."""
+    problems: dict[str, CheckpointError]
+    """Those that cannot be read, and what is wrong with each."""
+
+
+def _stored_totals(storage: CheckpointStorage) -> _StoredTotals:
+    found = _StoredTotals(Totals(), [], {})
     for entry in storage.list(HISTORY):
         if _TOTALS.fullmatch(entry.path) is None:
             continue
-        paths.append(entry.path)
+        found.paths.append(entry.path)
         try:
             stored = Totals.decode(storage.read_bytes(entry.path), entry.path)
         except FileNotFoundError:
             continue  # a newer one has replaced it
-        except CorruptFileError as error:
-            _LOG.warning("%s: what older epochs add up to is lost: %s", storage.uri, error)
+        except (CorruptFileError, NewerFormatError) as error:
+            found.problems[entry.path] = error
             continue
-        if stored.epoch > found.epoch:
-            found = stored
-    return found, paths
+        if stored.epoch > found.totals.epoch:
+            found = found._replace(totals=stored)
+    return found
+
+
+def _intact_totals(storage: CheckpointStorage) -> _StoredTotals:
+    """The same; damage is only logged, but `NewerFormatError` raised."""
+    found = _stored_totals(storage)
+    for error in found.problems.values():
+        if isinstance(error, NewerFormatError):
+            raise error
+        _LOG.warning("%s: what older epochs add up to is lost: %s", storage.uri, error)
+    return found
 
 
 def _keep_totals(storage: CheckpointStorage, gone: Sequence[str]) -> None:
     """Add up records that are about to be removed; `FileNotFoundError` if some are."""
     records = _merge_contents({path: _read(storage, path) for path in gone}).records
-    totals, earlier = _stored_totals(storage)
+    totals, earlier, _ = _intact_totals(storage)
     before = totals.epoch
     for record in records:
         totals.add(record)
@@ -551,8 +573,14 @@ def read_records(storage: CheckpointStorage) -> HistoryRecords:
             before = paths
             continue
         with suppress(FileNotFoundError):
-            return _merge_contents({path: _read(storage, path) for path in paths})
-    return _merge_contents({path: _read(storage, path) for path in before or ()})
+            return _with_totals(storage, {path: _read(storage, path) for path in paths})
+    return _with_totals(storage, {path: _read(storage, path) for path in before or ()})
+
+
+def _with_totals(storage: CheckpointStorage, files: dict[str, _Content]) -> HistoryRecords:
+    found = _merge_contents(files)
+    problems = _stored_totals(storage).problems.items()
+    return found._replace(problems=(*found.problems, *problems))
 
 
 def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
@@ -617,8 +645,8 @@ def without_epochs_after(storage: CheckpointStorage, epoch: int) -> list[str]:
             if kept:
                 _publish(storage, kept)
             superfluous.append(entry.path)
-    totals, paths = _stored_totals(storage)
-    return superfluous + (paths if totals.epoch > epoch else [])
+    totals, paths, problems = _stored_totals(storage)
+    return superfluous + (paths if totals.epoch > epoch else list(problems))
 
 
 def _publish(storage: CheckpointStorage, records: dict[bytes, EpochRecord]) -> None:

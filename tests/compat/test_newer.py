@@ -20,6 +20,7 @@ import pytest
 
 import pystate as ps
 from pystate._core import core
+from pystate.checkpoint.epoch_log import Totals, add_up
 from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.held_deltas import HeldFiles, merge_held
 from pystate.checkpoint.job_file import REPAIR_FILE, SAVEPOINT_FILE
@@ -72,6 +73,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work.go_on(root / "savepoint", root / "begun")
     Work(root / "parts").some(3, parallelism=48)
     Work(root / "repaired").some(2)
+    counting = Work(root / "counting").some(2)
+    counting.storage.publish("history/00000001-0123456789ab.totals", Totals(1).encode())
     text = encode_document("repairing", 1, {"folder": "repaired-x"})
     (root / "repaired" / REPAIR_FILE).write_bytes(text)
     return root
@@ -108,6 +111,11 @@ def begin(root: Path) -> None:
         begin_with(LocalStorage(root.parent / "savepoint"), LocalStorage(root), job="job")
 
 
+def count(root: Path) -> None:
+    """Who adds up all epochs, also those whose records are gone."""
+    add_up(LocalStorage(root), ())
+
+
 Act = Callable[[Path], Any]
 #: Of each kind: the folder that has it, the names of its files, and what reads it.
 KINDS: dict[str, tuple[str, str, tuple[Act, ...]]] = {
@@ -129,6 +137,7 @@ KINDS: dict[str, tuple[str, str, tuple[Act, ...]]] = {
     "the savepoint's job": ("savepoint", r"job\.json", (begin,)),
     "the savepoint's manifest": ("savepoint", r"manifests/.*\.manifest", (begin, read_all)),
     "the savepoint's run keys": ("savepoint", r"runs/.*\.keys", (begin,)),
+    "totals": ("counting", r"history/.*\.totals", (count,)),
     "repairing": ("repaired", r"repair\.json", (ps.repair,)),
     "delta": ("checkpoint", r"state/.*\.delta", (run, read_all, ps.repair)),
     "base": ("checkpoint", r"state/.*\.base", (run, read_all, ps.repair)),

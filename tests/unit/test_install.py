@@ -23,6 +23,7 @@ EXTRAS = {
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
     "sql": ["-c", "import duckdb, pystate.query.sql"],
+    "metrics": ["-c", "import pystate; pystate.CheckpointMetrics({}).close()"],
     "serve": ["-c", "import pystate.serve.server, uvloop, rich"],
     **{extra: ["-c", "import obstore, pystate.checkpoint.object_storage"]
        for extra in ("s3", "gcs", "azure")},

@@ -470,10 +470,13 @@ def test_another_driver_between_any_two_steps_counts_no_epoch_twice() -> None:
 def test_damaged_sums_are_begun_anew(caplog: pytest.LogCaptureFixture) -> None:
     world, epoch = about_to_remove()
     [path] = totals_files(world)
-    world.files[path] = world.files[path][:-9] + b"x" * 9
     kept = len(epochs(world))
+    world.files[path] = world.files[path][:-9] + b"x" * 9
     assert sums(world)[""]["epochs"] == kept
     assert "what older epochs add up to is lost" in caplog.text
+    [(name, problem)] = read_records(memory(world)).problems
+    assert name == path and isinstance(problem, CorruptFileError)
+    assert path in without_epochs_after(memory(world), epoch)
     for number in range(epoch, epoch + 50):
         write(EpochLog(memory(world), 20), number, number)
     assert sums(world)[""]["epochs"] == kept + 50

@@ -126,6 +126,12 @@ def test_a_new_epoch_is_seen(work: Work) -> None:
             assert found["epoch", "job"] == found["epochs_total", "job"] == epoch
             assert found["driver_starts_total", "job"] == epoch - 4
             assert_no_less(before, found)
+        for _ in range(3):  # drivers whose records are in three files
+            work.some(1)
+        assert values(metrics)["epochs_total", "job"] == 14
+        work.some(1)
+        found = values(metrics)
+        assert found["epochs_total", "job"] == 15
     assert counters(scraped(work.root)) == pytest.approx(counters(found))
 
 
