@@ -47,7 +47,7 @@ def shown_value(value: Any, depth: int = 0) -> Any:
     if not value.is_valid:
         return None
     type_ = value.type
-    if isinstance(value, pa.ExtensionScalar):
+    if isinstance(value, (pa.ExtensionScalar, pa.DictionaryScalar)):
         return shown_value(value.value, depth)
     if pa.types.is_map(type_):
         return _collection("entries", value.values, depth)
@@ -55,7 +55,7 @@ def shown_value(value: Any, depth: int = 0) -> Any:
         names = [type_.field(i).name for i in range(type_.num_fields)]
         parts = [shown_value(value[i], depth + 1) for i in range(len(names))]
         return {"fields": [list(pair) for pair in zip(names, parts, strict=True)]}
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if isinstance(value, pa.ListScalar):  # of any kind of list
         return _collection("items", value.values, depth)
     return _plain(value, type_)
 
@@ -83,17 +83,15 @@ def _plain(value: Any, type_: pa.DataType) -> Any:
         return number if math.isfinite(number) else {"number": str(number)}
     if pa.types.is_decimal(type_):
         return {"number": str(value.as_py())}
-    if pa.types.is_temporal(type_):
+    if pa.types.is_date(type_) or pa.types.is_time(type_) or pa.types.is_timestamp(type_):
         return {"time": value.cast(pa.string()).as_py()}
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        text = value.as_py()
-        if len(text) <= _MOST_TEXT:
-            return text
-        return {"text": text[:_MOST_TEXT], "more": len(text) - _MOST_TEXT}
-    if pa.types.is_null(type_):
-        return None
     data = value.as_py()
-    return {"bytes": bytes(data[:_MOST_BYTES]).hex(), "size": len(data)}
+    if isinstance(data, bytes):
+        return {"bytes": data[:_MOST_BYTES].hex(), "size": len(data)}
+    text = str(data)  # also of what only SQL has, such as intervals
+    if len(text) <= _MOST_TEXT:
+        return text
+    return {"text": text[:_MOST_TEXT], "more": len(text) - _MOST_TEXT}
 
 
 def typed_key(key: KeyColumns, texts: Sequence[Any]) -> list[pa.Array[Any]]:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import InUseError, InvalidArgumentError, WrongTypeError
@@ -27,6 +29,10 @@ from pystate.serve.page_checks import Checks
 from pystate.serve.page_data import JobView
 from pystate.serve.page_values import key_texts, shown_value, typed_key
 
+TYPES = (
+    *("string", "binary", "boolean", "byte", "short", "int", "long", "float", "double"),
+    *("decimal(10,2)", "date", "timestamp", "timestamp_ntz"),
+)
 STATES = {
     "clicks": ps.ValueState("long", default=0),
     "pages": ps.ListState("string"),
@@ -196,6 +202,19 @@ def test_text_of_another_type_is_refused(type_: str, text: Any) -> None:
         typed_key(parse_key(type_), [text])
 
 
+@given(st.sampled_from(TYPES), st.text() | st.from_regex(r"[-+0-9:. eE]{1,30}", fullmatch=True))
+def test_any_text_is_a_key_or_refused(type_: str, text: str) -> None:
+    key = parse_key(type_)
+    try:
+        [column] = typed_key(key, [text])
+    except WrongTypeError as error:
+        assert "\n" not in str(error)
+        return
+    assert column.type == key[0][1].arrow and len(column) == 1
+    [[again]] = key_texts(key, pa.table([column], names=["key"]))
+    assert typed_key(key, [again])[0].equals(column) or text.strip().lower().endswith("nan")
+
+
 # ---- values --------------------------------------------------------------------------------------
 
 
@@ -212,6 +231,10 @@ def test_text_of_another_type_is_refused(type_: str, text: Any) -> None:
         (dt.date(2026, 11, 28), pa.date32(), {"time": "2026-11-28"}),
         ([1, None], pa.list_(pa.int64()), {"items": [1, None], "more": 0}),
         ({"a": 1}, pa.struct([("a", pa.int64())]), {"fields": [["a", 1]]}),
+        ("2", pa.dictionary(pa.int8(), pa.string()), "2"),
+        (dt.timedelta(seconds=1), pa.duration("us"), "0:00:01"),
+        (dt.time(9, 30), pa.time64("us"), {"time": "09:30:00.000000"}),
+        ([1, 2], pa.list_(pa.int64(), 2), {"items": [1, 2], "more": 0}),
         ([("k", 2)], pa.map_(pa.string(), pa.int64()), {"entries": [["k", 2]], "more": 0}),
     ],
 )
