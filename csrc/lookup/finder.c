@@ -173,7 +173,7 @@ static pst_status read_block(finding *x, int32_t file, const pst_guide_block *b,
         pst_blocks_drop(x->f->blocks, block);
         return fail(x, s, file, b->offset, 0);
     }
-    pst_blocks_keep(x->f->blocks, block);
+    pst_blocks_keep(x->f->blocks, block, x->wanted.n);
     *made = block;
     return PST_OK;
 }

@@ -9,7 +9,8 @@ enum {
     USUAL_BYTES = 4096, /* of a block, by which the table is sized */
     LEAST_BUCKETS = 64,
     MOST_BUCKETS = 1 << 20,
-    PART = 4 /* a larger part than that of all no single block takes */
+    PART = 4, /* a larger part than that of all no single block takes */
+    MANY = 2  /* nor those that are wanted together than that */
 };
 
 struct pst_kept_block {
@@ -177,10 +178,10 @@ pst_status pst_blocks_make(pst_blocks *b, const pst_block_name *name, pst_kept_b
     return PST_OK;
 }
 
-void pst_blocks_keep(pst_blocks *b, pst_kept_block *k) {
+void pst_blocks_keep(pst_blocks *b, pst_kept_block *k, uint64_t wanted) {
     uint64_t size = size_of(k->name.size);
     pst_kept_block *left = NULL; /* as a list, by `newer` */
-    if (size > b->most / PART)
+    if (size > b->most / PART || wanted > b->most / MANY / size)
         return;
     pthread_mutex_lock(&b->lock);
     if (!k->kept && !find(b, &k->name)) {

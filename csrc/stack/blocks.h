@@ -33,8 +33,10 @@ pst_kept_block *pst_blocks_take(pst_blocks *b, const pst_block_name *name);
 /* Holds a new one, which is to be filled. PST_NO_MEMORY; PST_LIMIT, once nothing is kept that could
  * make way. */
 pst_status pst_blocks_make(pst_blocks *b, const pst_block_name *name, pst_kept_block **made);
-/* Keeps one that has been filled, unless it is here by now; the caller still holds it. */
-void pst_blocks_keep(pst_blocks *b, pst_kept_block *block);
+/* Keeps one that has been filled, unless it is here by now; the caller still holds it. He wants up to so
+ * many of that size: where these are half of what may be kept, they would push out what others use, and
+ * are hardly wanted again before they make way themselves. So it is not kept then. */
+void pst_blocks_keep(pst_blocks *b, pst_kept_block *block, uint64_t wanted);
 /* Lets go. NULL is allowed. */
 void pst_blocks_drop(pst_blocks *b, pst_kept_block *block);
 

@@ -294,7 +294,7 @@ typedef struct caller {
     uint64_t wrong;
 } caller;
 
-enum { SETS = 8, SET_KEYS = 60 };
+enum { SETS = 24, SET_KEYS = 8, CACHE = 100000 };
 
 static wanted sets[SETS];
 static dump answers[SETS];
@@ -302,7 +302,7 @@ static dump answers[SETS];
 static void *call(void *ctx) {
     caller *c = ctx;
     int64_t rows[2 * SET_KEYS];
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 200; i++) {
         uint64_t set = check_random(&c->seed) % SETS;
         dump d = dump_make();
         c->wrong += look_up(c->x, &sets[set], 1, 0, &d, rows, NULL) != PST_OK;
@@ -321,7 +321,7 @@ static void run_threads(void) {
     caller callers[THREADS];
     make_world(w, WORLD_STRINGS, 4, 3000, 9);
     world_merge(w, w->rows, &whole);
-    files x = open_world(w, 4, 60000, NULL);
+    files x = open_world(w, 4, CACHE, NULL);
     for (int s = 0; s < SETS; s++) {
         for (size_t i = 0; i < SET_KEYS; i++)
             ids[i] = check_random(&rng) % 4000;
@@ -336,7 +336,9 @@ static void run_threads(void) {
         pthread_join(threads[t], NULL);
         CHECK_EQ(callers[t].wrong, 0);
     }
-    check_cache(&x, 60000);
+    pst_blocks_stats stats;
+    pst_blocks_get_stats(x.blocks, &stats);
+    CHECK(stats.left > 100 && stats.found > 100 && stats.bytes <= CACHE);
     for (int s = 0; s < SETS; s++) {
         dump_free(&answers[s]);
         wanted_free(&sets[s]);
@@ -365,8 +367,8 @@ static void run_blocks(void) {
         pst_kept_block *made;
         REQUIRE(!pst_blocks_take(b, &name) && !pst_blocks_make(b, &name, &made));
         memset(pst_block_bytes(made), (int)i, SIZE);
-        pst_blocks_keep(b, made);
-        pst_blocks_keep(b, made);
+        pst_blocks_keep(b, made, 1);
+        pst_blocks_keep(b, made, 1);
         if (i == 20)
             held = made;
         else
@@ -390,9 +392,19 @@ static void run_blocks(void) {
     /* One that is too large is not kept. */
     name = (pst_block_name){1, 2, MOST};
     REQUIRE(!pst_blocks_make(b, &name, &other));
-    pst_blocks_keep(b, other);
+    pst_blocks_keep(b, other, 1);
     pst_blocks_drop(b, other);
     CHECK(!pst_blocks_take(b, &name));
+    /* Nor is one of many. */
+    for (uint64_t many = 1; many < 40; many += 8) {
+        name = (pst_block_name){7, many, SIZE};
+        REQUIRE(!pst_blocks_make(b, &name, &other));
+        pst_blocks_keep(b, other, many);
+        pst_blocks_drop(b, other);
+        other = pst_blocks_take(b, &name);
+        CHECK((other != NULL) == (many * SIZE < MOST / 2));
+        pst_blocks_drop(b, other);
+    }
     pst_budget_get_stats(budget, &s);
     pst_blocks_get_stats(b, &stats);
     CHECK_EQ(s.private_bytes, own + stats.bytes);
@@ -414,7 +426,7 @@ static void run_limit(void) {
     REQUIRE(!pst_blocks_create(64 << 20, budget, &b));
     for (; name.seed < 200; name.seed++) {
         REQUIRE(!pst_blocks_make(b, &name, &made));
-        pst_blocks_keep(b, made);
+        pst_blocks_keep(b, made, 1);
         pst_blocks_drop(b, made);
     }
     pst_blocks_get_stats(b, &stats);
