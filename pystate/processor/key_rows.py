@@ -4,7 +4,7 @@ It is for files with guides that have one schema, on a local disk, and for state
 what a reader gets: values, lists, maps, and what is reduced or counted. Whoever looks keys up of
 anything else, or for timers, reads a table of what `pystate.processor.key_files` finds.
 
-Thread safety: a `KeyRows` is immutable; any threads look keys up at a time.
+Thread safety: any threads look keys up at a time.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class KeyRows:
         if scan.namespace is not None:
             keys.append((NAMESPACE, scan.namespace))
         self._keys = [(type_, codec_of(type_, "the key")) for _, type_ in keys]
+        self._expiry: tuple[Clock, core.Expiry] | None = None
         self._expires = any(state.ttl is not None for state in self._read.values())
         # What a key has that is not there.
         nothing = list(self.schema)[len(keys) :]
@@ -192,13 +193,19 @@ class KeyRows:
         return asked.with_nulls(found, numbers[:, 0])
 
     def _found(self, asked: AskedKeys, clock: Clock) -> tuple[list[tuple[int, list[Part]]], bytes]:
-        expiry = None
-        if self._expires and clock != _NO_CLOCK:
-            expiry = Expiring.of(self._read, *clock).among(self._files.states)
+        expiry = self._expiry_at(clock) if self._expires and clock != _NO_CLOCK else None
         references = [
             reference(array, type_) for array, type_ in zip(asked.arrays, asked.types, strict=True)
         ]
         return self._finder.find(references, self._mask, expiry)
+
+    def _expiry_at(self, clock: Clock) -> core.Expiry:
+        """What has expired at that time, which is mostly that of the look-up before."""
+        known = self._expiry
+        if known is None or known[0] != clock:
+            expiry = Expiring.of(self._read, *clock).among(self._files.states)
+            self._expiry = known = clock, expiry
+        return known[1]
 
     def _batches(self, blocks: list[tuple[int, list[Part]]]) -> Iterator[pa.RecordBatch]:
         for _, parts in blocks:
