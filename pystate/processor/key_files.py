@@ -111,8 +111,8 @@ class BlockCache:
         self._begin()
 
     def _begin(self) -> None:
-        self._process = os.getpid()
         self._blocks = core.Blocks(self._bytes, process_budget())
+        self._process = os.getpid()  # last: another thread goes by it
 
     @property
     def blocks(self) -> core.Blocks:
