@@ -50,10 +50,9 @@ pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
 pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const pst_io *io,
                             pst_file_info *info, pst_detail *detail);
 
-/* The same of any one file, block by block: each block that may have a wanted key is read, once where
- * the keys of it lie in one key group. `info` becomes the file's own but for what was counted. It
- * ends any reading of the reader's. Statuses are as above, and those of the reader; most_bytes is
- * not looked at. */
+/* The same of any one file, block by block: each block that may have a wanted key is read, once.
+ * `info` becomes the file's own but for what was counted. It ends any reading of the reader's. Statuses
+ * are as above, and those of the reader; most_bytes is not looked at. */
 pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wanted, const pst_io *io,
                                  pst_file_info *info);
 
@@ -103,6 +102,18 @@ void pst_finder_destroy(pst_finder *f);
 pst_status pst_finder_find(const pst_finder *f, const pst_wanted_keys *wanted,
                            const pst_expiry *expiry, const pst_io *io, int64_t *rows,
                            pst_detail *detail);
+
+/* ---- which keys files have --------------------------------------------------------------------- */
+
+/* Passes the keys to io->block of which the files have any record, a delete too, between two places:
+ * each once, in the order of files, with its namespace and without its states. Those of the first key
+ * group have hashes from hashes->first on, and those of the last one up to hashes->last; NULL: all. A
+ * batch is as large as one of pst_gather. The readers are of one operator's files, in any order, and
+ * are seeked. O(records) and memory for one batch. PST_INVALID: no readers, no
+ * range, no `block`; PST_SCHEMA: the files have other keys, or numbers of key groups; PST_TOO_LARGE:
+ * a batch of a key; PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; and those of the readers. */
+pst_status pst_gather_keys(pst_sst_reader *const *readers, int32_t n, int32_t first_key_group,
+                           int32_t last_key_group, const pst_hashes *hashes, const pst_io *io);
 
 /* ---- before it reads -------------------------------------------------------------------------- */
 

@@ -154,9 +154,12 @@ static int comes_before(const pst_record *r, const pst_wanted_key *key) {
 
 /* Whether a key behind the record that was read last may be in its block. */
 static int is_near(const pst_sst_reader *r, const pst_record *record, const pst_wanted_key *key) {
+    if (!comes_before(record, key))
+        return 1;
     pst_ahead ahead = pst_sst_reader_ahead(r);
-    return !comes_before(record, key) ||
-           (record->key_group == key->key_group && key->hash <= ahead.hash[ahead.rows - 1]);
+    uint64_t hash = ahead.hash[ahead.rows - 1];
+    int32_t group = pst_key_group(hash, pst_sst_reader_info(r)->max_parallelism);
+    return key->key_group != group ? key->key_group < group : key->hash <= hash;
 }
 
 /* Reads on to the first record that does not come before the key; PST_NOT_FOUND: there is none. */

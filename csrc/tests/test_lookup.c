@@ -322,6 +322,7 @@ typedef struct noted_file {
     memory_file file;
     int open; /* what is read now is neither header nor tail */
     uint64_t outside;
+    uint64_t bytes;
 } noted_file;
 
 static int read_noted(void *ctx, uint64_t offset, void *data, size_t size) {
@@ -331,6 +332,7 @@ static int read_noted(void *ctx, uint64_t offset, void *data, size_t size) {
     for (size_t i = 0; i < p->n; i++)
         within |= p->parts[i].begin <= offset && offset + size <= p->parts[i].end + 64;
     f->outside += !within;
+    f->bytes += size;
     memcpy(data, f->file.data + offset, size);
     return 0;
 }
@@ -368,7 +370,9 @@ static void check_file_plan(memory_file *file, const world *w, const uint64_t *i
     for (size_t i = 0; i < told.n; i++)
         p->parts[p->n++] = told.parts[i];
     f.open = 1;
+    f.bytes = 0;
     CHECK_EQ(pst_sst_reader_lookup(r, &keys, &to, &info), PST_OK);
+    CHECK(guided || f.bytes <= 2 * file->size); /* each block is read about once */
     /* Behind the last row of a block the next one may be looked at. */
     CHECK(f.outside <= 2 * n);
     CHECK(n != 400 || f.outside <= 60);
@@ -411,6 +415,130 @@ static void run_plan(void) {
     CHECK_EQ(pst_stack_plan(st, &none, &sink, &detail), PST_INVALID);
     pst_stack_close(st);
     world_free(w);
+}
+
+/* ---- which keys files have --------------------------------------------------------------------- */
+
+typedef struct key_sight {
+    const world *w;
+    const pst_record **expected; /* one for each key, in the order of files */
+    size_t n, at;
+    uint64_t wrong;
+    int fail;
+} key_sight;
+
+static int compare_keys(const world *w, const pst_record *a, const pst_record *b) {
+    uint32_t own = (UINT32_C(1) << world_keys(w)) - 1;
+    int order = pst_place_compare(a->key_group, a->hash, b->key_group, b->hash);
+    return order ? order
+                 : pst_key_compare(w->schema.keys, world_keys(w), a->key, a->key_nulls & own,
+                                   b->key, b->key_nulls & own);
+}
+
+static int compare_expected(const void *a, const void *b) {
+    return compare_keys(&the_world, *(const pst_record *const *)a, *(const pst_record *const *)b);
+}
+
+static int is_cell(const pst_block_column *c, uint32_t row, const pst_record *r, int32_t k) {
+    int null = c->validity && !(c->validity[row / 8] >> row % 8 & 1);
+    if (null || r->key_nulls >> k & 1)
+        return null == (int)(r->key_nulls >> k & 1);
+    if (!c->offsets)
+        return !memcmp(c->values + (size_t)row * 8, &r->key[k].word[0], 8);
+    uint32_t size = (uint32_t)(c->offsets[row + 1] - c->offsets[row]);
+    return size == r->key[k].bytes.size &&
+           (!size || !memcmp(c->values + c->offsets[row], r->key[k].bytes.data, size));
+}
+
+static int on_keys(void *ctx, uint32_t rows, const pst_block_column *columns, int32_t n) {
+    key_sight *x = ctx;
+    x->wrong += n != world_keys(x->w) || x->at + rows > x->n;
+    for (uint32_t i = 0; i < rows && x->at < x->n; i++, x->at++)
+        for (int32_t k = 0; k < n; k++)
+            x->wrong += !is_cell(&columns[k], i, x->expected[x->at], k);
+    return x->fail;
+}
+
+/* The records of files from one on, each key once. */
+static void expect_keys(key_sight *x, int32_t from) {
+    size_t total = 0, n = 0;
+    for (int32_t i = from; i < x->w->n; i++)
+        total += x->w->rows[i].n;
+    x->expected = malloc((total + 1) * sizeof *x->expected);
+    REQUIRE(x->expected);
+    for (int32_t i = from; i < x->w->n; i++)
+        for (size_t k = 0; k < x->w->rows[i].n; k++)
+            x->expected[n++] = &x->w->rows[i].rows[k];
+    qsort(x->expected, n, sizeof *x->expected, compare_expected);
+    for (size_t i = 0; i < n; i++)
+        if (!x->n || compare_keys(x->w, x->expected[x->n - 1], x->expected[i]))
+            x->expected[x->n++] = x->expected[i];
+}
+
+/* All keys of files, deleted ones too, each once and in order, however the files are cut. */
+static void check_keys(const world *w, int32_t from) {
+    memory_file files[WORLD_FILES];
+    pst_sst_reader *readers[WORLD_FILES];
+    key_sight x = {.w = w};
+    pst_io io = {.ctx = &x, .block = on_keys};
+    int32_t n = w->n - from, middle = WORLD_GROUPS / 3;
+    for (int32_t i = 0; i < n; i++) {
+        read_file(w, from + i, &files[i]);
+        REQUIRE(!file_open(&files[i], &readers[n - 1 - i]));
+    }
+    expect_keys(&x, from);
+    CHECK_EQ(pst_gather_keys(readers, n, 0, WORLD_GROUPS - 1, NULL, &io), PST_OK);
+    CHECK_EQ(x.at, x.n);
+    x.at = 0;
+    const pst_hashes low = {0, UINT64_MAX / 2}, high = {UINT64_MAX / 2 + 1, UINT64_MAX};
+    CHECK_EQ(pst_gather_keys(readers, n, 0, middle, &low, &io), PST_OK);
+    CHECK(x.at < x.n);
+    CHECK_EQ(pst_gather_keys(readers, n, middle, WORLD_GROUPS - 1, &high, &io), PST_OK);
+    CHECK_EQ(x.at, x.n);
+    CHECK_EQ(x.wrong, 0);
+    x.at = 0;
+    x.fail = x.n > 0;
+    CHECK_EQ(pst_gather_keys(readers, n, 0, WORLD_GROUPS - 1, NULL, &io),
+             x.n ? PST_CALLBACK : PST_OK);
+    CHECK_EQ(pst_gather_keys(readers, 0, 0, WORLD_GROUPS - 1, NULL, &io), PST_INVALID);
+    CHECK_EQ(pst_gather_keys(readers, n, 3, 2, NULL, &io), PST_INVALID);
+    io.block = NULL;
+    CHECK_EQ(pst_gather_keys(readers, n, 0, WORLD_GROUPS - 1, NULL, &io), PST_INVALID);
+    for (int32_t i = 0; i < n; i++) {
+        pst_sst_reader_close(readers[n - 1 - i]);
+        file_free(&files[i]);
+    }
+    free(x.expected);
+}
+
+static void run_keys(void) {
+    world *w = &the_world;
+    for (int style = 0; style < WORLD_STYLES; style++) {
+        make_world(w, (world_style)style, 5, 2000, 31 + (uint64_t)style);
+        check_keys(w, 0);
+        check_keys(w, 1);
+        check_keys(w, 4);
+        world_free(w);
+    }
+}
+
+/* Files of other keys are refused. */
+static void run_other_keys(void) {
+    memory_file files[2];
+    pst_sst_reader *readers[2];
+    key_sight x = {0};
+    const pst_io io = {.ctx = &x, .block = on_keys};
+    for (int i = 0; i < 2; i++) {
+        make_world(&the_world, i ? WORLD_STRINGS : WORLD_PLAIN, 1, 10, 1);
+        read_file(&the_world, 0, &files[i]);
+        REQUIRE(!file_open(&files[i], &readers[i]));
+        world_free(&the_world);
+    }
+    CHECK_EQ(pst_gather_keys(readers, 2, 0, WORLD_GROUPS - 1, NULL, &io), PST_SCHEMA);
+    for (int i = 0; i < 2; i++) {
+        pst_sst_reader_close(readers[i]);
+        file_free(&files[i]);
+    }
 }
 
 /* ---- failures ---------------------------------------------------------------------------------- */
@@ -527,6 +655,8 @@ int main(int argc, char **argv) {
     run_order();
     run_room();
     run_plan();
+    run_keys();
+    run_other_keys();
     run_faults();
     return check_report();
 }

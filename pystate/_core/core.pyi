@@ -572,6 +572,15 @@ def gather(
     last_hash: int = ...,
     counted: bool = False,
 ) -> list[_Block]: ...
+def gather_keys(
+    readers: list[FileReader],
+    first_key_group: int,
+    last_key_group: int,
+    name: str,
+    budget: Budget | None = None,
+    first_hash: int = 0,
+    last_hash: int = ...,
+) -> list[_Block]: ...
 def instants(
     address: int, validity: int, offset: int, length: int, naive: bool
 ) -> list[datetime.datetime | None]: ...

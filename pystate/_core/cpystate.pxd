@@ -730,6 +730,8 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_finder_find(const pst_finder *f, const pst_wanted_keys *wanted,
                                const pst_expiry *expiry, const pst_io *io, int64_t *rows,
                                pst_detail *detail)
+    pst_status pst_gather_keys(pst_sst_reader *const *readers, int32_t n, int32_t first_key_group,
+                               int32_t last_key_group, const pst_hashes *hashes, const pst_io *io)
     ctypedef struct pst_plan_sink:
         pst_status (*part)(void *ctx, int32_t file, uint64_t offset, uint64_t size) noexcept nogil
         void *ctx

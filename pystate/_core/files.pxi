@@ -488,6 +488,30 @@ def gather(list readers not None, list columns not None, Schema schema not None,
     return io.blocks
 
 
+def gather_keys(list readers not None, int32_t first_key_group, int32_t last_key_group,
+                str name not None, Budget budget=None, uint64_t first_hash=0,
+                uint64_t last_hash=MOST_HASH):
+    """The keys of which open files have any record, each once: what `gather` returns, without states.
+
+    The files are of one operator. A namespace comes behind the key.
+    """
+    cdef pst_hashes hashes = pst_hashes(first=first_hash, last=last_hash)
+    cdef _Io io = _Io(None, -1, name, budget)
+    cdef _Sources sources = _Sources(readers, [[]] * len(readers))
+    cdef pst_status status
+    io.blocks = []
+    io.c.block = io_block
+    sources.begin()
+    try:
+        with nogil:
+            status = pst_gather_keys(sources.files, sources.n, first_key_group, last_key_group,
+                                     &hashes, &io.c)
+    finally:
+        sources.end()
+    sources.check(status, io, None, budget)
+    return io.blocks
+
+
 def copy_rows(Table source not None, Table to not None, int32_t first_key_group,
               int32_t last_key_group):
     """Put the rows of some key groups into the open epoch of another table; returns how many."""
