@@ -1,10 +1,6 @@
 """What changed between two epochs, key by key.
 
-An epoch's files continue those of the epochs before it, until a merge replaces some. Where the
-older epoch's files are the beginning of the newer one's, the deltas after them say which keys may
-have changed. Of the files that both have, only the key groups of these keys are read, and once.
-Where only some keys are asked for, they are looked up in both epochs. Elsewhere both epochs' states
-are read.
+How the keys are found whose states differ is said in `pystate.processor.change_scan`.
 
 Thread safety: functions without state.
 """
@@ -13,26 +9,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import integer
-from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
-from pystate.checkpoint.state_files import open_file
+from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
+from pystate.checkpoint.parts import Parts
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError, SchemaError
-from pystate.processor.epochs import epoch_of, open_named, storage_at
-from pystate.processor.key_files import KeyFiles, fill
-from pystate.processor.scan import RANGES_AT_ONCE, StateScan, load_files, read_ahead
-from pystate.processor.selection import Selection, WantedKeys
-from pystate.state.declaration import file_name
+from pystate.errors import InvalidArgumentError
+from pystate.processor.change_scan import RECORDS, ChangeScan
+from pystate.processor.epochs import epoch_of, storage_at
+from pystate.processor.key_files import KeyFiles
+from pystate.processor.scan import RANGES_AT_ONCE, StateScan, read_ahead
+from pystate.processor.selection import Selection
 from pystate.state.defaults import fill_defaults
-from pystate.state.evolution import stored_change
-from pystate.state.key_batch import KeyBatch
-from pystate.tables.backend import KeyedStateBackend
 from pystate.types.equality import present, same_rows
 
 _BEGINNING = 0
@@ -92,10 +86,13 @@ def changes(
     Both sides have the newer epoch's types and defaults. A type that became wider, and fields that
     were removed, make no difference; nor does a field that was added, as long as it is null.
 
-    Where the newer epoch only continues the older one's files, the cost is in the order of the
-    changes and the key groups that have any; if files were merged in between, in the order of the
-    state. A part of the state of bounded size is in memory at a time, beside the table of changes;
+    The cost is in the order of the changes: the keys are read from the deltas between the two
+    epochs, and looked up. All of the state is compared only if a state was dropped and declared
+    anew in between, or a field was added with a default; and from the beginning, epoch 0, where all
+    is a change. A bounded number of keys is in memory at a time, beside the table of changes;
     `scan_changes` does without the table.
+
+    What a time to live ends is no change: no delta says that it has ended.
     """
     request = _Request("changes", location, uid, from_epoch, to_epoch, state, keys)
     schema, batches = request.batches()
@@ -159,196 +156,34 @@ class _Request(NamedTuple):
                 f"{self.caller}: from_epoch is {first}, and to_epoch {new.epoch}: give the older "
                 "one first"
             )
-        old = _older(storage, new, first)
-        schema = _schema(new)
-        looking = KeyFiles(new.storage)
-        pairs = [pair.rows for pair in _pairs(old, new, looking)]
-        some = new.keys is not None and looking.is_remote
-        parts = read_ahead(pairs, RANGES_AT_ONCE if some else 1)
-        return schema, (_change_rows(new, schema, *part) for part in parts)
+        older = None if first == _BEGINNING else epoch_of(storage, first)
+        scan = ChangeScan.of(new, older, partial(manifests_between, storage, first, new.epoch))
+        return change_batches(scan, KeyFiles(storage))
 
 
-def _older(storage: CheckpointStorage, new: StateScan, first: int) -> StateScan | None:
-    """The older epoch; None if the operator had no state in it."""
-    if first == _BEGINNING:
-        return None
-    older = epoch_of(storage, first).operator(new.operator.uid)
-    if older is None:
-        return None
-    _check_types(older, first, new)
-    return replace(new, epoch=first, operator=older)
+def manifests_between(storage: CheckpointStorage, older: int, newer: int) -> Iterator[Manifest]:
+    """The manifests of the epochs between two, as far as they are retained."""
+    parts = Parts(storage)
+    with suppress(FileNotFoundError):
+        for epoch in range(older + 1, newer):
+            yield read_manifest(storage, manifest_path(epoch), parts)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Some key groups of the two epochs, whose files are the same ones for all of them."""
-
-    new: StateScan
-    """The newer epoch; the part of it is `after`."""
-    old_epoch: int
-    before: RangeState
-    after: RangeState
-    looking: KeyFiles
-    """By which keys are looked up, if only some are asked for."""
-
-    def rows(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Yield rows before and after, for the same keys in the same order.
-
-        All keys whose states differ are among them, each once.
-        """
-        old, new = self._files(self.before), self._files(self.after)
-        if old and self.before.since == self.after.since and new[: len(old)] == old:
-            rest = tuple(new[len(old) :])
-            if not rest:
-                return
-            if self.new.keys is None and all(ref.kind == "delta" for ref in rest):
-                yield from self._compare_by_deltas(tuple(old), rest)
-                return
-        if self.new.keys is None:
-            yield from self._compare_all()
-        else:
-            yield from self._compare_keys(self.new.keys)
-
-    def _files(self, state: RangeState) -> list[FileRef]:
-        """The files of these key groups, each restricted to them."""
-        counting = ((ref, ref.overlap(self.after.bounds)) for ref in state.files)
-        return [restrict(ref, bounds) for ref, bounds in counting if bounds is not None]
-
-    def _table(self) -> KeyedStateBackend:
-        return self.new.backend(self.after.bounds)
-
-    def _load(
-        self,
-        table: KeyedStateBackend,
-        state: RangeState,
-        files: tuple[FileRef, ...],
-        groups: frozenset[int] | None = None,
-    ) -> None:
-        epoch = self.old_epoch if state is self.before else self.new.epoch
-        load_files(self.new.storage, epoch, table, state, files, groups)
-
-    def _compare_by_deltas(
-        self, common: tuple[FileRef, ...], rest: tuple[FileRef, ...]
-    ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Compare by the deltas after the files that both epochs have."""
-        groups = frozenset(group for ref in rest for group in self._touched_groups(ref))
-        # A key that is gone is only seen where it was: a tombstone names keys, but an operator with
-        # timers, or other states than the one that is read, keeps the row of a key without states.
-        more = self.new.operator.timers or self.new.selection.state is not None
-        deletes = more or any(ref.tombstones for ref in rest)
-        with self._table() as table:
-            self._load(table, self.after, common, groups)
-            table.seal(snapshot=False)
-            known = [_names(keys) for keys in table.existing()] if deletes else []
-            self._load(table, self.after, rest, groups)
-            pairs = [(_names(keys), table.exported(keys)) for keys in table.changed()]
-            for names in known:
-                after = table.exported(_looked_up(table, names))
-                gone = pa.array(~_exists(after, table))
-                pairs.append(([name.filter(gone) for name in names], after.filter(gone)))
-            table.rollback()
-            for names, after in pairs:
-                yield table.exported(_looked_up(table, names)), after
-
-    def _touched_groups(self, ref: FileRef) -> Iterator[int]:
-        """The key groups of which a delta has any record."""
-        with (
-            open_named(self.new.storage, self.new.epoch, ref) as file,
-            open_file(file, ref) as delta,
-        ):
-            todo = [ref.bounds]
-            while todo:
-                first, last = todo.pop()
-                delta.reader.seek(first, last)
-                if delta.reader.count() == (0, 0):
-                    continue
-                if first == last:
-                    yield first
-                else:
-                    middle = (first + last) // 2
-                    todo += [(first, middle), (middle + 1, last)]
-
-    def _compare_all(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Compare all keys."""
-        with self._table() as old, self._table() as new:
-            self._load(old, self.before, self.before.files)
-            self._load(new, self.after, self.after.files)
-            yield from _compared(old, new)
-
-    def _compare_keys(self, keys: WantedKeys) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Compare those that are asked for."""
-        looking = self.looking
-        for some, files in looking.found(self.new.epoch, self.after, keys):
-            with self._table() as old, self._table() as new:
-                fill(new, files, self.after)
-                for _, older in looking.found(self.old_epoch, self.before, some):
-                    fill(old, older, self.before)
-                yield from _compared(old, new)
+def change_batches(
+    scan: ChangeScan, looking: KeyFiles
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The rows of `changes`, found as they are asked for, and their columns."""
+    new, schema = scan.new, changes_schema(scan.new)
+    parts = scan.parts(looking)
+    # In an object store each of them waits for requests; many records are not all in memory.
+    several = looking.is_remote and all(part.records <= RECORDS for part in parts)
+    sides = read_ahead([part.read for part in parts], RANGES_AT_ONCE if several else 1)
+    found = (_change_rows(new, schema, *pair) for pair in sides)
+    return schema, (rows for rows in found if rows.num_rows)
 
 
-def _compared(
-    old: KeyedStateBackend, new: KeyedStateBackend
-) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """The rows of two tables, and of the keys that one of them does not have."""
-    for keys in new.existing():
-        before = old.exported(_looked_up(old, _names(keys)))
-        yield before, new.exported(keys)
-    for keys in old.existing():
-        after = new.exported(_looked_up(new, _names(keys)))
-        gone = pa.array(~_exists(after, new))
-        yield old.exported(keys).filter(gone), after.filter(gone)
-
-
-def _check_types(older: OperatorState, epoch: int, new: StateScan) -> None:
-    """Make sure that the older epoch's states can be read as the newer one declares them."""
-    # Since a state was renamed, another one may have its former name.
-    stored = {file_name(*pair): pair[1] for pair in older.state_schema}
-    for name, declared in new.operator.state_schema:
-        before = stored.get(file_name(name, declared), declared)
-        if name not in new.read or before == declared:
-            continue
-        refused = stored_change(before, declared).types.refused
-        if refused:
-            raise SchemaError(
-                f"changes: operator {older.uid!r}, state {name!r} is {before} in epoch "
-                f"{epoch} and {declared} in epoch {new.epoch}: {refused[0]}: read both epochs by "
-                "ps.read_state, and compare them"
-            )
-
-
-def _pairs(old: StateScan | None, new: StateScan, looking: KeyFiles) -> Iterator[_Pair]:
-    """The parts of the newer epoch, cut where the older one's ranges end."""
-    for part in new.split():
-        [after] = part.operator.ranges
-        empty = RangeState(0, *after.bounds, "")
-        for before in (empty,) if old is None else old.operator.ranges:
-            bounds = before.overlap(after.bounds)
-            if bounds is not None:
-                epoch = new.epoch if old is None else old.epoch
-                yield _Pair(new, epoch, restrict(before, bounds), restrict(after, bounds), looking)
-
-
-def _names(keys: KeyBatch) -> list[pa.Array[Any]]:
-    """The key columns of a batch, and its namespaces."""
-    spaces = [keys.namespaces()] if keys.table.has_namespaces else []
-    return [*keys.key_arrays(), *spaces]
-
-
-def _looked_up(table: KeyedStateBackend, names: list[pa.Array[Any]]) -> KeyBatch:
-    if table.namespace is None:
-        return table.keys(names)
-    return table.keys(names[:-1], names[-1])
-
-
-def _exists(rows: pa.RecordBatch, table: KeyedStateBackend) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether each row has any state: a key without any does not exist."""
-    exists = np.zeros(rows.num_rows, np.bool_)
-    for name in table.declarations:
-        exists |= present(rows.column(name))
-    return exists
-
-
-def _schema(new: StateScan) -> pa.Schema:
+def changes_schema(new: StateScan) -> pa.Schema:
+    """The columns of `changes` of an operator."""
     rows = new.schema
     taken = len(rows) - len(new.read)
     keys = [rows.field(i) for i in range(taken)]

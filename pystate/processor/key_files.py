@@ -146,12 +146,13 @@ class KeyFiles:
         return isinstance(self._storage, ObjectStorage)
 
     def found(
-        self, epoch: int, state: RangeState, keys: WantedKeys
+        self, epoch: int, state: RangeState, keys: WantedKeys, *, above: bool = False
     ) -> Iterator[tuple[WantedKeys, list[FoundFile]]]:
         """Look keys up in a range as it is in an epoch: each one once, some of them at a time.
 
         Yields these keys, and what is said of them: files, oldest first, that a merge or a load
-        makes rows of. Keys of other ranges are left out.
+        makes rows of. Keys of other ranges are left out. The range's files may lie `above` others,
+        which are not looked into: then what they delete is said, too.
 
         `MissingFileError` if a file is gone, as a running job retires epochs; `CorruptFileError`,
         `NewerFormatError`, `SystemCallError`, which name file and place; `MemoryLimitError`.
@@ -160,7 +161,7 @@ class KeyFiles:
         wanted, at, most = keys.among(*state.bounds).ordered(), 0, KEYS
         while at < len(wanted):
             part = wanted.slice(at, most)
-            files = self._look_up(epoch, state, part)
+            files = self._look_up(epoch, state, part, above)
             if isinstance(files, int):
                 most = max(1, min(files, len(part) - 1))
                 continue
@@ -214,15 +215,17 @@ class KeyFiles:
         with self._lock:
             self._known = {path: known for path, known in self._known.items() if path in kept}
 
-    def _look_up(self, epoch: int, state: RangeState, keys: WantedKeys) -> list[FoundFile] | int:
+    def _look_up(
+        self, epoch: int, state: RangeState, keys: WantedKeys, above: bool
+    ) -> list[FoundFile] | int:
         """The files of what is said of keys; or, if that is too much, how many to ask for."""
         refs = [ref for ref in state.files if ref.overlap(state.bounds) is not None]
         if not self.is_remote:
-            return self._found_in(epoch, state, refs, keys, self._files(epoch, refs))
+            return self._found_in(epoch, state, refs, keys, self._files(epoch, refs), above)
         for tries in range(1, _TRIES + 1):
             try:
                 files = self._objects(refs, keys)
-                return self._found_in(epoch, state, refs, keys, files)
+                return self._found_in(epoch, state, refs, keys, files, above)
             except MissingObjectError as error:
                 raise missing_file(self._storage, epoch, error.path) from error
             except CorruptFileError:
@@ -232,7 +235,7 @@ class KeyFiles:
             except CopyError as error:
                 _LOG.warning("keys are looked up without copies of objects: %s", error)
                 break
-        return self._found_in(epoch, state, refs, keys, [None] * len(refs))
+        return self._found_in(epoch, state, refs, keys, [None] * len(refs), above)
 
     def _found_in(
         self,
@@ -241,6 +244,7 @@ class KeyFiles:
         refs: Sequence[FileRef],
         keys: WantedKeys,
         files: Sequence[_Known | None],
+        above: bool,
     ) -> list[FoundFile] | int:
         def alike(at: int) -> object:
             # Records are merged here only where they are of one schema, all whose states count.
@@ -259,7 +263,7 @@ class KeyFiles:
                     looks.append(_FileLook(opened, some[0], known, state, keys))
                 else:
                     open_files = [file for at in places if (file := files[at]) is not None]
-                    kind = "base" if places[0] == 0 else "delta"
+                    kind = "base" if places[0] == 0 and not above else "delta"
                     looks.append(_StackLook(open_files, some, kind, state, keys))
             if isinstance(self._storage, ObjectStorage):
                 for entries in (True, False):

@@ -92,14 +92,15 @@ def test_any_two_epochs(epochs: list[Any], small_parts: bool) -> None:
         coordinator.close()
 
 
-def loads(patch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Note which files are read, and which key groups of them."""
-    found: list[tuple[str, int, int]] = []
+def loads(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Note of which files anything is taken, and how many records."""
+    found: list[tuple[str, int]] = []
     real = KeyedStateBackend.load
 
     def load(self: KeyedStateBackend, source: Any, **options: Any) -> int:
-        found.append((source.name, options["first_key_group"], options["last_key_group"]))
-        return real(self, source, **options)
+        records = real(self, source, **options)
+        found.append((source.name, records))
+        return records
 
     patch.setattr(KeyedStateBackend, "load", load)
     return found
@@ -136,18 +137,21 @@ def test_only_what_may_differ_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     with operator.coordinator(2, retained=9) as coordinator:
         first = run(coordinator, operator, [(key, "put", 1) for key in range(KEYS)])
         second = run(coordinator, operator, [(3, "put", 2)])
-        run(coordinator, operator, [(3, "delete", 0)])
+        third = run(coordinator, operator, [(3, "delete", 0)])
     index = ps.range_of(GROUPS[3], 128, 2)
     [base] = first.operators[0].ranges[index].files
     [_, delta] = second.operators[0].ranges[index].files
     found = loads(monkeypatch)
     assert set(read(tmp_path, 1, 2)) == {3}
-    group = (GROUPS[3], GROUPS[3])
-    assert found == [(str(tmp_path / ref.path), *group) for ref in (base, delta)]
+    assert [path for path, _ in found] == [base.path, base.path, delta.path]
+    assert len({records for _, records in found[:2]}) == 1
+    of_one_key = found[0][1]
+    assert 0 < of_one_key < 8 < base.rows  # its row, and its elements
     del found[:]
     assert read(tmp_path, 1, 1) == {} and found == []
     assert {key: row[0] for key, row in read(tmp_path, 2, 3).items()} == {3: "delete"}
-    assert all(f"/{base.path.split('/')[2]}/" in name for name, *_ in found)
+    assert {path for path, _ in found} < {ref.path for ref in third.operators[0].files}
+    assert all(f"/{base.path.split('/')[2]}/" in path for path, _ in found)
 
 
 def test_one_state(tmp_path: Path) -> None:
