@@ -38,6 +38,7 @@ from pystate.checkpoint.job_file import (
     read_job,
     refuse_spark,
 )
+from pystate.checkpoint.leases import LEASES, LeaseBook
 from pystate.checkpoint.locations import local_only
 from pystate.checkpoint.manifest import Manifest, QueryProgress, is_published
 from pystate.checkpoint.manifest_log import History, Retired
@@ -201,6 +202,7 @@ class Store:
             self._history.refresh()
             self._history.make_durable()
             self._retired = Retired()
+            self._leases = LeaseBook()
             self._chronicle = StoreChronicle(self._storage)
             head = self._history.head
             stored = None if head is None else head.operator(_UID)
@@ -727,9 +729,12 @@ class Store:
         self._note_operator()
         try:
             # What the checkpoint before has retired: this one's publish has made that durable.
-            delete_files(self._storage, (*self._retired.paths, *self._unnamed))
+            done = (*self._retired.paths, *self._unnamed, *self._leases.ended())
+            delete_files(self._storage, done)
             self._unnamed.clear()
-            self._retired = self._history.retire(self._retained)
+            leases = self._storage.list(LEASES)
+            kept = self._leases.keep(leases, self._history, self._retained)
+            self._retired = self._history.retire(kept)
         except (PystateError, OSError) as error:
             _LOG.warning("%s: old checkpoints could not be removed: %s", self.path, error)
 

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from pystate.checkpoint.epoch_log import HISTORY, newest_records
 from pystate.checkpoint.job_file import JOB_FILE, RESTORED_FILE
+from pystate.checkpoint.leases import LEASES
 from pystate.checkpoint.manifest import (
     Manifest,
     manifest_epoch,
@@ -40,7 +41,7 @@ from pystate.checkpoint.manifest import (
 from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.parts import MANIFESTS, Parts
 from pystate.checkpoint.run_keys import RUNS, RunKeys, covered_epoch
-from pystate.checkpoint.storage import CheckpointStorage, find_bytes
+from pystate.checkpoint.storage import CheckpointStorage, FileEntry, find_bytes
 from pystate.checkpoint.traces import (
     COMMITTED,
     LATEST,
@@ -74,6 +75,8 @@ class History:
         self._leftovers: tuple[str, ...] = ()
         self._compared = False
         self._runs_until: int | None = None
+        #: The files of leases, as of the last time that manifests were listed.
+        self.leases: tuple[FileEntry, ...] = ()
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -93,9 +96,8 @@ class History:
         """
         known = self._epochs[-1] if self._epochs else 0
         for _ in range(_LISTINGS):
-            epochs, _, self._leftovers = _list_retained(
-                self._storage, known, compare=not self._compared
-            )
+            listing = _list_retained(self._storage, known, compare=not self._compared)
+            epochs, self._leftovers, self.leases = listing.epochs, listing.leftovers, listing.leases
             self._compared = True
             try:
                 if epochs:
@@ -134,7 +136,7 @@ class History:
         try:
             return read_manifest(self._storage, path, self._parts)
         except FileNotFoundError:
-            if epoch <= _scan(self._storage).floor:
+            if epoch <= list_manifests(self._storage).floor:
                 raise FencedError(
                     f"{path} was published, and retired since, by another driver; this one has "
                     "changed nothing"
@@ -243,7 +245,9 @@ class History:
         `FencedError` if other drivers published and retired this epoch while this one was delayed,
         which freed its name. The manifest does not count, and is removed.
         """
-        if manifest.epoch > _scan(self._storage).floor:
+        listing = list_manifests(self._storage)
+        self.leases = listing.leases
+        if manifest.epoch > listing.floor:
             return
         self._storage.delete(manifest.path)
         raise FencedError(
@@ -251,8 +255,15 @@ class History:
             f"(run {manifest.run_id}) has changed nothing"
         )
 
-    def retire(self, keep: int) -> Retired:
+    def published_ms(self, epoch: int) -> int | None:
+        """When a retained epoch was published; None if that is not known."""
+        manifest = self._intact(epoch) if epoch in self._epochs else None
+        return None if manifest is None else manifest.created_ms
+
+    def retire(self, keep: int, most: int | None = None) -> Retired:
         """Retire all but the newest `keep` manifests, the oldest first; nothing is removed.
+
+        With `most`, no more are retired at a time; the next call goes on.
 
         Returned is what may be removed once ``manifests`` is synced. It has no state files and
         parts if a retained manifest is damaged, and lacks those of a retired damaged one: orphan
@@ -260,8 +271,8 @@ class History:
         """
         removed: set[str] = set()
         log: list[str] = []
-        while len(self._epochs) > keep:
-            epoch = self._epochs[0]
+        over = max(len(self._epochs) - keep, 0)
+        for epoch in self._epochs[: over if most is None else min(over, most)]:
             manifest = self._intact(epoch)
             if manifest is None:
                 _LOG.warning("%s is damaged, and retired without its files", manifest_path(epoch))
@@ -308,11 +319,17 @@ class Listing(NamedTuple):
     """The newest epoch that was retired."""
     leftovers: tuple[str, ...]
     """Manifests at or below the floor: they do not count."""
+    leases: tuple[FileEntry, ...] = ()
+    """The files of leases."""
 
 
-def _scan(storage: CheckpointStorage) -> Listing:
-    numbers, floor = [], 0
+def list_manifests(storage: CheckpointStorage) -> Listing:
+    """List the manifests as they are there; it is not looked whether one is lost."""
+    numbers, floor, leases = [], 0, []
     for entry in storage.list(MANIFESTS):
+        if entry.path.startswith(f"{LEASES}/"):
+            leases.append(entry)
+            continue
         epoch, mark = manifest_epoch(entry.path), _MARK.fullmatch(entry.path)
         if epoch is not None:
             numbers.append(epoch)
@@ -322,6 +339,7 @@ def _scan(storage: CheckpointStorage) -> Listing:
         tuple(sorted(number for number in numbers if number > floor)),
         floor,
         tuple(manifest_path(number) for number in numbers if number <= floor),
+        tuple(leases),
     )
 
 
@@ -338,7 +356,7 @@ def _list_retained(storage: CheckpointStorage, at_least: int, *, compare: bool =
             listing, loss = _list_and_compare(storage)
         else:
             noted = _latest(storage)
-            listing = _scan(storage)
+            listing = list_manifests(storage)
             loss = _Loss(_first_hole(listing, max(at_least, noted)), Trace(noted, LATEST))
         if not loss.epoch:
             return listing
@@ -358,12 +376,12 @@ class _Loss(NamedTuple):
 def _list_and_compare(storage: CheckpointStorage) -> tuple[Listing, _Loss]:
     """List the manifests, and find the first one that is lost."""
     traces = read_traces(storage)
-    listing = _scan(storage)
+    listing = list_manifests(storage)
     head = listing.epochs[-1] if listing.epochs else 0
     if traces.agree_on(head):
         return listing, _Loss(_first_hole(listing, head), traces.newest)
     begun = begun_trace(entry.path for entry in storage.list(STATE))
-    listing = _scan(storage)
+    listing = list_manifests(storage)
     head = listing.epochs[-1] if listing.epochs else 0
     known = max(traces.newest, Trace(begun.epoch - 1, begun.path), key=lambda trace: trace.epoch)
     if known.epoch <= traces.restored and not storage.exists(JOB_FILE):
@@ -425,7 +443,7 @@ def survey(storage: CheckpointStorage) -> Survey:
         try:
             listing, loss = _list_and_compare(storage)
         except NewerFormatError:  # reported with the other small files
-            listing = _scan(storage)
+            listing = list_manifests(storage)
             loss = _Loss(_first_hole(listing, 0), Trace())
         newest = max(loss.trace.epoch if loss.epoch else 0, *listing.epochs, loss.epoch)
         lost = ()
@@ -474,7 +492,7 @@ def check_runs(storage: CheckpointStorage, *, must_be_known: bool = False) -> in
     """
     covered = newest = 0
     for _ in range(_LISTINGS):  # while files of keys are merged a listing can miss them
-        listing = _scan(storage)
+        listing = list_manifests(storage)
         over = max(listing.floor, min(listing.epochs, default=1) - 1)
         records, unknown = newest_records(storage), _unknown_runs(storage)
         runs = {record.epoch for record in records if record.run_key is not None}

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from pystate.base.notes import add_note
 from pystate.checkpoint.job_file import JobFile, check_parallelism, open_job
+from pystate.checkpoint.leases import MOST_MS as MOST_LEASE_MS
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
@@ -83,6 +84,8 @@ class CoordinatorOptions:
 
     retained: int = 3
     """Number of manifests to keep."""
+    max_lease_ms: int = MOST_LEASE_MS
+    """How long an epoch is kept at most for readers that hold a lease; 0: not at all."""
     allow_unclaimed_state: bool = False
     """Let a pipeline leave out operators, whose state is kept; and let operators leave out states
     or timers, which are dropped for good."""
@@ -182,6 +185,7 @@ class Coordinator:
             self._merges,
             retained=options.retained,
             grace_ms=options.orphan_grace_ms,
+            lease_ms=options.max_lease_ms,
         )
         self._chronicle = Chronicle(storage, self._ownership, self._maintenance)
         self._has_opened = self._has_published = self._has_tidied = False

@@ -8,6 +8,8 @@ Invariants
 1. Nothing here can fail an epoch: what did not work is tried again after the next one.
 2. What an epoch has retired is removed after the next one is published, which has made it durable
    that the retired epochs do not count.
+3. Nothing waits for readers. Their leases keep epochs within the bounds that
+   `pystate.checkpoint.leases` names; what was kept for them is retired a few epochs at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable
 
+from pystate.checkpoint.leases import LeaseBook
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.refs import RangeState
@@ -35,6 +38,8 @@ from pystate.redaction import logger
 _LOG = logger("pystate.epochs.housekeeping")
 # Epochs between two searches for orphans; retired files are removed at once, without a search.
 _ORPHANS_EVERY = 64
+# The most epochs that one epoch retires: each takes a write.
+_RETIRED_AT_ONCE = 32
 
 
 class HeldEpochs:
@@ -90,6 +95,7 @@ class Housekeeping:
         *,
         retained: int,
         grace_ms: int,
+        lease_ms: int,
     ) -> None:
         self._storage = storage
         self._history = history
@@ -99,6 +105,7 @@ class Housekeeping:
         #: Epochs that somebody copies.
         self.held = HeldEpochs()
         self._retained = retained
+        self._leases = LeaseBook(lease_ms)
         self._grace_ms = grace_ms
         self._retired = Retired()
 
@@ -110,7 +117,9 @@ class Housekeeping:
         retired = self._take_retired()
         self.remove(retired.paths)
         try:
-            self._retired = self._history.retire(self._retained)
+            keep = self._leases.keep(self._history.leases, self._history, self._retained)
+            self._retired = self._history.retire(keep, _RETIRED_AT_ONCE)
+            self.remove(self._leases.ended())
         except (PystateError, OSError) as error:
             _LOG.warning(
                 "epoch %d is published; retiring older ones failed: %s", manifest.epoch, error

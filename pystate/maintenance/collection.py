@@ -9,6 +9,7 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 from pystate.base.arguments import flag
@@ -19,6 +20,7 @@ from pystate.checkpoint.job_file import (
     SAVEPOINT_FILE,
     read_job,
 )
+from pystate.checkpoint.leases import LEASES, ended_leases
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
@@ -38,7 +40,8 @@ class Collection:
     location : str
         The checkpoint.
     files : tuple of str
-        Files that no retained epoch names, and that none can come to name.
+        Files that no retained epoch names, and that none can come to name; and leases of readers
+        that have ended.
     evaluations : tuple of str
         Folders with marks of evaluations that have ended.
     size_bytes : int
@@ -131,6 +134,8 @@ def collect(
             live=frozenset,
             check_owner=lambda: require_unused(storage, owner_is_gone),
         )
+        over = ended_leases(storage.list(LEASES), time.time_ns() // 1_000_000)
+        orphans = orphans._replace(files=(*orphans.files, *over))
         removed = 0 if dry_run else delete_orphans(storage, orphans)
     return Collection(
         location=storage.uri,

@@ -80,6 +80,9 @@ class Job(PipelineContext):
         run, and `rescale` changes it in between.
     retained : int
         Number of epochs whose manifests are kept.
+    max_lease : str, timedelta or int
+        How long an epoch is kept at most after the next one is published, for readers that hold a
+        lease of it (`pystate.connect`); 0: not at all. No more than 1024 epochs are kept for them.
     allow_unclaimed_state : bool
         Let pipelines leave out operators that the checkpoint holds; their state is kept. Let
         operators leave out states or timers that the checkpoint holds; these are dropped for good.
@@ -178,6 +181,7 @@ class Job(PipelineContext):
         max_parallelism: int | None = None,
         parallelism: int | AutoRescale | None = None,
         retained: int = 3,
+        max_lease: Duration = "1 hour",
         allow_unclaimed_state: bool = False,
         memory_limit_bytes: int = 0,
         shared_tables: bool = True,
@@ -201,6 +205,7 @@ class Job(PipelineContext):
             max_parallelism=max_parallelism,
             parallelism=parallelism,
             retained=retained,
+            max_lease=max_lease,
             allow_unclaimed_state=allow_unclaimed_state,
             memory_limit_bytes=memory_limit_bytes,
             shared_tables=shared_tables,

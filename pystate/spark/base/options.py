@@ -45,6 +45,7 @@ class JobOptions(CoordinatorOptions):
     table_home: str | os.PathLike[str]
     disk_bytes: int
     max_clock_step: Duration
+    max_lease: Duration
     on_invalid: OnInvalid
     epoch_timeout: Duration | None
     allow_pickle: bool
@@ -57,6 +58,7 @@ class JobOptions(CoordinatorOptions):
     """Parallelism at the start; None for Spark's default."""
     auto_rescale: AutoRescale | None = field(init=False, repr=False, compare=False)
     max_clock_step_ms: int = field(init=False, repr=False, compare=False)
+    max_lease_ms: int = field(init=False, repr=False, compare=False)
     epoch_timeout_ms: int | None = field(init=False, repr=False, compare=False)
     tables: TableOptions = field(init=False, repr=False, compare=False)
     origin: RestoreOptions | None = field(init=False, repr=False, compare=False)
@@ -100,6 +102,7 @@ class JobOptions(CoordinatorOptions):
             ("initial_parallelism", checked_count(ranges, f"{owner}: parallelism")),
             ("auto_rescale", policy),
             ("max_clock_step_ms", step_ms),
+            ("max_lease_ms", milliseconds(self.max_lease, f"{owner}: max_lease")),
             ("epoch_timeout_ms", timeout_ms),
             ("tables", tables),
             ("merge_policy", _merge_policy(self.merge_policy, tables)),

@@ -62,6 +62,7 @@ JOB = {
     "uid_map": (["{}", "{'a': 'b'}", "3"], "^job 'j': claim and uid_map say how to begin"),
     "table_home": (["'shmm'", "None", "3"], "^job 'j': table_home is 'shm', .*, 'disk' or"),
     "max_clock_step": ([*NO_LENGTH, "None"], "^job 'j': max_clock_step=.*(length of time|between)"),
+    "max_lease": ([*NO_LENGTH, "None"], "^job 'j': max_lease=.*(length of time|between)"),
     "epoch_timeout": (NO_LENGTH, "^job 'j': epoch_timeout=.*(length of time|between)"),
     "checkpoints": (["3", "None", "{'interval': 3}"], "^job 'j': checkpoints is a pystate.Check"),
     "listeners": (["3", "None", "[3]", "'x'", "Counts()"], "^job 'j': listeners is a list of"),
