@@ -84,6 +84,8 @@ from pystate.processor.epochs import state_metadata
 from pystate.processor.parquet_export import Export, export_state
 from pystate.processor.state_reader import read_state, scan_state
 from pystate.processor.state_writer import StateRows, write_state
+from pystate.query.follow import EpochChanges, Follower
+from pystate.query.lease import Lease
 from pystate.query.operator_reader import OperatorReader
 from pystate.query.reader import StateReader, connect
 from pystate.state.aggregating import AggregatingHandle, AggregatingState
@@ -169,10 +171,12 @@ __all__ = [
     "CountWindow",
     "Cumulating",
     "DiskStats",
+    "EpochChanges",
     "Export",
     "FileInfo",
     "Finding",
     "First",
+    "Follower",
     "Global",
     "InstanceContext",
     "KeyBatch",
@@ -181,6 +185,7 @@ __all__ = [
     "KeyedProcessFunction",
     "KeyedStateBackend",
     "Last",
+    "Lease",
     "Lineage",
     "ListHandle",
     "ListState",

@@ -38,6 +38,7 @@ __all__ = [
     "PystateError",
     "ReadOnlyStateError",
     "ReplayError",
+    "RetiredEpochError",
     "SchemaError",
     "SinkError",
     "SnapshotTooOldError",
@@ -227,6 +228,21 @@ class SwappedFileError(CorruptFileError):
 
 class NewerFormatError(CheckpointError):
     """A file was written by a later version in a format that this one cannot read."""
+
+
+class RetiredEpochError(CheckpointError):
+    """The job has retired an epoch, so that what has changed since is not known any more.
+
+    Attributes
+    ----------
+    epoch : int
+        The epoch.
+    start_at : int
+        The epoch whose state is to be read anew, to go on from there.
+    """
+
+    epoch = 0
+    start_at = 0
 
 
 class ReplayError(PystateError, AssertionError):

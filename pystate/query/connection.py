@@ -142,6 +142,8 @@ class Connection:
         """Close the files, and end waits; does nothing the second time."""
         if os.getpid() != self._process:
             return  # locks are as they were when the process forked
+        for place in list(self._places):
+            place.stop()
         self.closed.set()
         with self._opening:
             for lookup in self._lookups.values():
@@ -265,6 +267,8 @@ class Place:
     def __init__(self, connection: Connection, manifest: Manifest, *, pinned: bool) -> None:
         self.connection, self.pinned, self._closed = connection, pinned, False
         self.view = View(connection, manifest)
+        #: What waits for epochs on behalf of the reader.
+        self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._moving = threading.Lock()
         connection.stand(self)
 
@@ -274,8 +278,14 @@ class Place:
 
     def close(self) -> None:
         """Read no more; the files of the epoch stay open as long as others need them."""
+        self.stop()
         self._closed = True
         self.connection.leave(self)
+
+    def stop(self) -> None:
+        """End what waits for epochs."""
+        for follower in list(self.followers):
+            follower.stop()
 
     def read(self, read: Callable[[View], Result]) -> Result:
         """Read the epoch, or the newest one if a running job has removed its files meanwhile."""

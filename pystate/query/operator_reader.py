@@ -19,6 +19,7 @@ from pystate.processor.selection import EVERYTHING, Selection
 from pystate.query.connection import Place, View
 from pystate.query.entries import Wanted, entries
 from pystate.query.filters import Where, checked_names, parse_where, unknown_column_error
+from pystate.query.follow import changes_until
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
 from pystate.state.list import ListState
@@ -220,6 +221,34 @@ class OperatorReader:
             return wanted, _projected(found, parsed, names, wanted)
 
         return self._batches(begin)
+
+    def changes(self, since: int) -> pa.RecordBatchReader:
+        """Find what has changed since an epoch, up to that of the reader.
+
+        Parameters
+        ----------
+        since : int
+            A retained epoch; 0 for the empty state before the first.
+
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            The rows of `pystate.changes`, found as they are asked for: the key columns,
+            ``namespace`` if there are any, ``change``, ``before`` and ``after``.
+
+        Raises
+        ------
+        RetiredEpochError
+            The epoch is not retained any more: it says from which one to begin anew.
+        InvalidArgumentError
+            The epoch is after that of the reader.
+        """
+        place = self._place
+        place.check()
+        storage, newer = place.connection.storage, place.view.manifest
+        changes = changes_until(storage, since, newer, uids=[self.uid], check=place.check)
+        batches = (rows for _, rows in changes)
+        return pa.RecordBatchReader.from_batches(changes.schema(self.uid), batches)
 
     def timers(
         self, *, domain: str | None = None, until: int | None = None

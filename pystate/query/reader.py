@@ -20,6 +20,9 @@ from pystate.checkpoint.manifest import Manifest
 from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import storage_at
 from pystate.query.connection import Connection, Place
+from pystate.query.follow import EpochChanges, Follower, changes_until, follow
+from pystate.query.lease import DURATION as LEASED
+from pystate.query.lease import Lease
 from pystate.query.operator_reader import OperatorReader
 from pystate.query.waiting import parse_position, wait
 from pystate.types.durations import Duration
@@ -162,6 +165,119 @@ class StateReader:
         here = self._place.view.manifest
         manifest = here if here.epoch == number else connection.manifest(number)
         return StateReader(Place(connection, manifest, pinned=True), owns=False)
+
+    def changes(self, since: int, *, uids: list[str] | None = None) -> EpochChanges:
+        """Find what has changed since an epoch, up to that of the reader.
+
+        Parameters
+        ----------
+        since : int
+            A retained epoch; 0 for the empty state before the first, of whatever the reader's epoch
+            then has.
+        uids : list of str, optional
+            Only these operators; by default all.
+
+        Returns
+        -------
+        EpochChanges
+            Pairs of uid and batch: a row per key whose states differ, as `pystate.changes` has it.
+
+        Raises
+        ------
+        RetiredEpochError
+            The epoch is not retained any more: it says from which one to begin anew.
+        InvalidArgumentError
+            The epoch is after that of the reader.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import pyarrow as pa, pystate as ps
+        >>> folder = tempfile.mkdtemp()
+        >>> with ps.open(folder, key="string", states={"n": ps.ValueState("long")}) as store:
+        ...     for number in (1, 2):
+        ...         store["n"].update_all(store.keys(["a"]), pa.array([number]))
+        ...         store.checkpoint()
+        1
+        2
+        >>> with ps.connect(folder) as reader:
+        ...     reader.changes(since=1).read("embedded").to_pylist()
+        [{'key': 'a', 'change': 'put', 'before': {'n': 1}, 'after': {'n': 2}}]
+        """
+        place = self._place
+        place.check()
+        storage, newer = place.connection.storage, place.view.manifest
+        return changes_until(storage, since, newer, uids=uids, check=place.check)
+
+    def follow(
+        self,
+        since: int | None = None,
+        *,
+        uids: list[str] | None = None,
+        lease: bool | Duration = False,
+        poll: Duration | None = None,
+    ) -> Follower:
+        """Follow the epochs that are published, with what each of them has changed.
+
+        Parameters
+        ----------
+        since : int, optional
+            The epoch whose state is known: the first one that is given is the next. By default that
+            of the reader, so that what is read of it, and what is followed, are all.
+        uids : list of str, optional
+            Only these operators; by default all, now and later.
+        lease : bool, str, timedelta or int
+            Whether the job is asked to keep the epochs that are still to come, for a consumer that
+            may be slower than it retires them; or for how long, if the consumer dies.
+        poll : str, timedelta or int, optional
+            How often it is looked for the next epoch, 10 ms to a minute. By default every 50 ms,
+            and every second in an object store: each look is a request there.
+
+        Returns
+        -------
+        Follower
+            Iterating over it gives an `EpochChanges` for each epoch, one after the other, and waits
+            for the next. It ends when it is stopped, or the reader is closed.
+
+        Raises
+        ------
+        RetiredEpochError
+            The epoch is not retained any more: it says from which one to begin anew. Iterating
+            raises it, too, if the job retires epochs before they were read.
+        InvalidArgumentError
+            There is no such epoch yet.
+        """
+        place = self._place
+        place.check()
+        begin = place.view.manifest if since is None else since
+        storage, check = place.connection.storage, place.check
+        follower = follow(storage, begin, uids=uids, lease=lease, poll=poll, check=check)
+        place.followers.add(follower)
+        return follower
+
+    def lease(self, duration: Duration = LEASED) -> Lease:
+        """Ask the job to keep the reader's epoch, and all later ones, for as long as it is held.
+
+        Parameters
+        ----------
+        duration : str, timedelta or int
+            For how long it goes on when this process has died, a second to a day.
+
+        Returns
+        -------
+        Lease
+            Renewed until its `Lease.close`, or the end of its ``with`` block. The job keeps an
+            epoch for ``Job(max_lease=...)`` at most.
+
+        Raises
+        ------
+        RetiredEpochError
+            The epoch is retired already.
+        CheckpointError
+            The checkpoint cannot be written.
+        """
+        self._place.check()
+        return Lease(self._place.connection.storage, self.epoch, duration)
 
     def close(self) -> None:
         """Close the reader; does nothing the second time."""
