@@ -73,6 +73,9 @@ class FolderObjects(ObjectStorage):
     def read_bytes(self, path: str) -> bytes:
         return self.files.read_bytes(path)
 
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        self.files.replace(path, data, durable=durable)
+
     def open_read(self, path: str) -> BinaryIO:
         return self.files.open_read(path)
 

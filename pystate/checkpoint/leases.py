@@ -103,19 +103,23 @@ class LeaseBook:
             if lease is None:
                 self._tell(entry.path, "no lease that this version knows: it keeps no epoch")
                 continue
-            behind = epochs[-1] - lease.epoch + 1
-            if now_s - since_s >= min(lease.seconds, self._most_ms / 1000):
-                continue
-            if not epochs[0] <= lease.epoch <= epochs[-1] or behind <= kept:
-                continue
-            next_ms = retained.published_ms(lease.epoch + 1)
-            if next_ms is None:
-                continue
-            if behind > least + MOST_EPOCHS or now_ms >= next_ms + self._most_ms:
-                self._tell(entry.path, "held for longer than the job keeps an epoch for readers")
-                continue
-            kept = behind
+            if now_s - since_s < min(lease.seconds, self._most_ms / 1000):
+                first = self._first(lease.epoch, retained, least, now_ms)
+                if epochs[0] <= lease.epoch < first:
+                    self._tell(entry.path, "held for longer than the job keeps epochs for readers")
+                kept = max(kept, epochs[-1] - first + 1)
         return kept
+
+    def _first(self, epoch: int, retained: RetainedEpochs, least: int, now_ms: int) -> int:
+        """The first epoch that is kept for a lease of this one; beyond the newest for none."""
+        epochs = retained.epochs
+        first = max(epoch, epochs[0], epochs[-1] - least - MOST_EPOCHS + 1)
+        while first <= epochs[-1] - least:
+            next_ms = retained.published_ms(first + 1)
+            if next_ms is not None and now_ms < next_ms + self._most_ms:
+                break
+            first += 1
+        return first
 
     def ended(self) -> tuple[str, ...]:
         """Leases of readers that have died: they may be removed."""

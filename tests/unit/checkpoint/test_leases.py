@@ -22,7 +22,8 @@ class Epochs:
         self.epochs, self.age_ms = epochs, age_ms
 
     def published_ms(self, epoch: int) -> int | None:
-        return NOW_MS - self.age_ms if epoch in self.epochs else None
+        now_ms = time.time_ns() // 1_000_000
+        return now_ms - self.age_ms if epoch in self.epochs else None
 
 
 class Clock:
@@ -56,8 +57,8 @@ def test_the_oldest_lease_counts() -> None:
     assert book.keep([entry(9)], TEN, 3) == 3
     assert book.keep([entry(4), entry(6, id="cd" * 16)], TEN, 3) == 7
     assert book.keep([entry(1)], TEN, 3) == 10
-    # What is gone, or never was, keeps nothing.
-    assert book.keep([entry(5)], Epochs(6, 7, 8, 9), 2) == 2
+    # Of what is gone it keeps what is left, and of what never was nothing.
+    assert book.keep([entry(5)], Epochs(6, 7, 8, 9), 2) == 4
     assert book.keep([entry(11), entry(10**9)], TEN, 3) == 3
     assert book.keep([entry(1)], Epochs(), 3) == 3
 
@@ -92,11 +93,21 @@ def test_the_job_has_the_last_word(caplog: pytest.LogCaptureFixture) -> None:
         for modified_ms in (1, 2):
             old = Epochs(*TEN.epochs, age_ms=10_000)
             assert LeaseBook(10_000, clock).keep([entry(4, 5, modified_ms)], old, 3) == 3
-    assert "held for longer than the job keeps an epoch for readers" in caplog.text
+    assert "held for longer than the job keeps epochs for readers" in caplog.text
     many = Epochs(*range(1, MOST_EPOCHS + 10))
     book = LeaseBook(10_000_000, clock)
-    assert book.keep([entry(1)], many, 3) == 3
+    assert book.keep([entry(1)], many, 3) == MOST_EPOCHS + 3
     assert book.keep([entry(9)], many, 3) == MOST_EPOCHS + 1
+
+
+def test_epochs_go_one_after_the_other_where_a_lease_is_held_for_too_long() -> None:
+    class Aged(Epochs):
+        def published_ms(self, epoch: int) -> int | None:
+            now_ms = time.time_ns() // 1_000_000
+            return now_ms - 60_000 * (10 - epoch) if epoch in self.epochs else None
+
+    # Of the epochs whose next one is four minutes old or younger, the first is the fifth.
+    assert LeaseBook(270_000).keep([entry(2)], Aged(*TEN.epochs), 2) == 6
 
 
 def test_what_is_no_lease_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

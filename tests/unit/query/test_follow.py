@@ -23,6 +23,7 @@ from pystate.errors import (
 )
 from pystate.processor.changes import scan_changes
 from pystate.query.follow import follow
+from tests.folder_objects import FolderObjects
 
 UID = "embedded"
 
@@ -280,3 +281,34 @@ def test_namespaces_and_large_deltas(tmp_path: Path, monkeypatch: pytest.MonkeyP
             r["a"]: (r["before"] and r["before"]["n"], r["after"] and r["after"]["n"])
             for r in rows_found
         } == differ
+
+
+def test_a_checkpoint_in_an_object_store(store: ps.Store) -> None:
+    objects = FolderObjects(Path(store.path))
+    follower = follow(objects, 1, lease=True, poll="10 ms")
+    for number in range(2, 40):
+        put(store, a=number, c=None if number % 2 else number)
+        changes = follower.next(0)
+        assert told(changes)[0] == ("a", number - 1, number)
+    assert follower.epoch == 38
+    follower.close()
+    assert objects.files.list("manifests/leases") == []
+
+
+def test_changes_of_an_object_store_read_what_has_changed(tmp_path: Path) -> None:
+    rows = 200_000
+    with ps.open(tmp_path, key="long", states={"n": ps.ValueState("long")}, retained=9) as store:
+        store["n"].update_all(store.keys(range(rows)), pa.array(range(rows)))
+        store.checkpoint()
+        for number in (2, 3):
+            store["n"].update_all(store.keys(range(number, number + 5)), [number] * 5)
+            store.checkpoint()
+    objects = FolderObjects(tmp_path)
+    size = sum(entry.size_bytes for entry in objects.files.list("state"))
+    changes = follow(objects, 2).next(0)
+    assert changes is not None
+    found = sorted(
+        (r["key"], r["before"]["n"], r["after"]["n"]) for r in changes.read(UID).to_pylist()
+    )
+    assert found == [(3, 2, 3), (4, 2, 3), (5, 2, 3), (6, 2, 3), (7, 7, 3)]
+    assert objects.bytes < size / 2
