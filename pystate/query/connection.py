@@ -138,6 +138,11 @@ class Connection:
                 "one: connect in each process"
             )
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of this process, and not of one that has forked it."""
+        return os.getpid() == self._process
+
     def close(self) -> None:
         """Close the files, and end waits; does nothing the second time."""
         if os.getpid() != self._process:
@@ -283,9 +288,10 @@ class Place:
         self.connection.leave(self)
 
     def stop(self) -> None:
-        """End what waits for epochs."""
-        for follower in list(self.followers):
-            follower.stop()
+        """End what waits for epochs; a forked child has none of its parent's."""
+        if self.connection.is_own:
+            for follower in list(self.followers):
+                follower.stop()
 
     def read(self, read: Callable[[View], Result]) -> Result:
         """Read the epoch, or the newest one if a running job has removed its files meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pystate as ps
 from pystate.checkpoint.leases import LEASES, LeaseBook, LeaseName
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, ClosedError, InvalidArgumentError, RetiredEpochError
+from pystate.maintenance.collection import collect
 from pystate.maintenance.verification import verify
 from pystate.query.follow import follow
 from pystate.query.lease import Lease
@@ -238,3 +240,20 @@ def test_a_job_without_readers_asks_for_nothing_more(
         monkeypatch.setattr(LocalStorage, "list", listed)
         run(coordinator, operator, [(1, "put", 1)])
     assert not [prefix for prefix in asked if "leases" in prefix]
+
+
+def test_gc_removes_leases_of_dead_readers(tmp_path: Path) -> None:
+    operator = Operator(LocalStorage(tmp_path))
+    with operator.coordinator(1, retained=2) as coordinator:
+        for number in range(3):
+            run(coordinator, operator, [(1, "put", number)])
+    dead, alive = LeaseName(2, 60, "1" * 32), LeaseName(2, 60, "2" * 32)
+    for lease, age_s in ((dead, 500), (alive, 0)):
+        lease.write(operator.storage, {"pid": 1})
+        written = os.stat(tmp_path / lease.path).st_mtime
+        os.utime(tmp_path / lease.path, (written, written - age_s))
+    found = collect(tmp_path, dry_run=True, older_than=0)
+    assert dead.path in found.files and alive.path not in found.files
+    assert collect(tmp_path, older_than=0).removed == len(found.files)
+    assert leases(tmp_path) == [alive.path.rpartition("/")[2]]
+    assert retained(tmp_path) == [2, 3]

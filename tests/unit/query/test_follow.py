@@ -312,3 +312,32 @@ def test_changes_of_an_object_store_read_what_has_changed(tmp_path: Path) -> Non
     )
     assert found == [(3, 2, 3), (4, 2, 3), (5, 2, 3), (6, 2, 3), (7, 7, 3)]
     assert objects.bytes < size / 2
+
+
+def test_a_store_on_disk(tmp_path: Path) -> None:
+    """Its deltas have guides, and are looked into by their own code: what they delete counts."""
+    states: dict[str, Any] = {"n": ps.ValueState("long"), "l": ps.ListState("long")}
+    options: Any = {"home": "disk", "key": "long", "states": states, "retained": 9}
+    with ps.open(tmp_path, **options) as store:
+        store["n"].update_all(store.keys(range(3000)), pa.array(range(3000)))
+        for key in range(3000):
+            store.set_current_key(key)
+            store["l"].add(key)
+        store.checkpoint()
+        for key in (1, 2):
+            store.set_current_key(key)
+            for name in states:
+                store[name].clear()
+        store.set_current_key(3)
+        store["n"].clear()
+        store["l"].clear()
+        store["l"].add(7)
+        store.checkpoint()
+    changes = follow(LocalStorage(tmp_path), 1).next(0)
+    assert changes is not None
+    rows = {row.pop("key"): row for row in changes.read(UID).to_pylist()}
+    assert rows == {
+        1: {"change": "delete", "before": {"n": 1, "l": [1]}, "after": None},
+        2: {"change": "delete", "before": {"n": 2, "l": [2]}, "after": None},
+        3: {"change": "put", "before": {"n": 3, "l": [3]}, "after": {"n": None, "l": [7]}},
+    }
