@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pystate.checkpoint.job_file import library
-from pystate.cli import gc, history, inspect, read, repair, savepoint, sql, verify
+from pystate.cli import gc, history, inspect, read, repair, savepoint, serve, sql, verify
 from pystate.cli.command import Commands
 
 _HELP = """Look at the state of pystate's jobs, check it, save it, and repair it.
@@ -55,6 +55,7 @@ app.command("read")(read.read)
 app.command("diff")(read.diff)
 app.command("sql")(sql.sql)
 app.command("export")(read.export)
+app.command("serve")(serve.serve)
 app.command("savepoint")(savepoint.savepoint)
 app.command("rescale")(savepoint.rescale)
 app.command("verify")(verify.verify)

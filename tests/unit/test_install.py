@@ -22,7 +22,11 @@ EXTRAS = {
     "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
+<<<<<<< HEAD
     "sql": ["-c", "import duckdb, pystate.query.sql"],
+=======
+    "serve": ["-c", "import pystate.serve.server, uvloop, rich"],
+>>>>>>> 260c17a2 (State is served over HTTP: pystate serve answers for jobs, operators, keys, rows and epochs)
     **{extra: ["-c", "import obstore, pystate.checkpoint.object_storage"]
        for extra in ("s3", "gcs", "azure")},
     "test": ["-m", "pytest", "--version"],
