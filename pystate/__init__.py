@@ -84,8 +84,9 @@ from pystate.processor.epochs import state_metadata
 from pystate.processor.parquet_export import Export, export_state
 from pystate.processor.state_reader import read_state, scan_state
 from pystate.processor.state_writer import StateRows, write_state
+from pystate.query.connect import connect
 from pystate.query.operator_reader import OperatorReader
-from pystate.query.reader import StateReader, connect
+from pystate.query.reader import StateReader
 from pystate.state.aggregating import AggregatingHandle, AggregatingState
 from pystate.state.aggregators import (
     AggregateFunction,

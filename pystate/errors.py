@@ -41,6 +41,7 @@ __all__ = [
     "ReadOnlyStateError",
     "ReplayError",
     "SchemaError",
+    "ServerError",
     "SinkError",
     "SnapshotTooOldError",
     "StaleKeyBatchError",
@@ -253,6 +254,10 @@ class FencedError(CheckpointError):
 
 class NotReachedError(CheckpointError, TimeoutError):
     """An epoch that a reader waits for was not published in time."""
+
+
+class ServerError(PystateError, OSError):
+    """A server of state cannot be reached, or refuses a request for want of room or of a token."""
 
 
 class EvaluationError(CheckpointError):

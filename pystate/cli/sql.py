@@ -11,7 +11,8 @@ from pystate.cli.command import AsJson, Location
 from pystate.cli.read import Epoch, Format, Limit, Style, print_rows, style_of
 from pystate.cli.screen import print_json, table
 from pystate.maintenance.access import open_existing
-from pystate.query.reader import StateReader, connect
+from pystate.query.connect import connect
+from pystate.query.reader import StateReader
 from pystate.query.sql_statement import MEMORY_BYTES, THREADS, TIMEOUT
 
 _STANDARD_INPUT = "-"

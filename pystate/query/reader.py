@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from pystate.base.arguments import integer, text
 from pystate.checkpoint.manifest import Manifest
-from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import storage_at
 from pystate.query.connection import Connection, Place
 from pystate.query.operator_reader import OperatorReader
@@ -42,7 +41,6 @@ _EPOCHS: dict[str, pa.DataType] = {
     "run_key": pa.string(),
     "library": pa.string(),
 }
-_REMOTE = ("http://", "https://")
 
 
 class StateReader:
@@ -329,64 +327,12 @@ class StateReader:
         return f"<StateReader of {self.location} at epoch {self.epoch}>"
 
 
-def connect(
-    location: str | os.PathLike[str],
-    *,
-    epoch: int | None = None,
-    cache_bytes: int = 64 << 20,
-    token: str | None = None,
+def connect_files(
+    location: str | os.PathLike[str], *, epoch: int | None = None, cache_bytes: int = 64 << 20
 ) -> StateReader:
-    """Read the state of a checkpoint, whether its job runs or not.
-
-    Parameters
-    ----------
-    location : str or path
-        The checkpoint of a job or store, or a savepoint: a folder, or a URL in an object store.
-    epoch : int, optional
-        A retained epoch, which is then read all the time; by default the newest one, until
-        `StateReader.refresh`.
-    cache_bytes : int
-        The most memory that is kept of what was read of files.
-    token : str, optional
-        What a server asks for, if the location is one.
-
-    Returns
-    -------
-    StateReader
-
-    Raises
-    ------
-    CheckpointError
-        There is no checkpoint, it has no epoch, or not that one. `NewerFormatError` if a later
-        version of pystate has written it, `CorruptFileError` if its manifest is damaged.
-    InUseError
-        The checkpoint is being repaired.
-
-    Notes
-    -----
-    Nothing is locked, and nothing is written. Opening reads a manifest; files are opened when they
-    are first asked.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import pyarrow as pa, pystate as ps
-    >>> folder = tempfile.mkdtemp()
-    >>> with ps.open(folder, key="string", states={"n": ps.ValueState("long")}) as store:
-    ...     store["n"].update_all(store.keys(["a", "b"]), pa.array([1, 2]))
-    ...     store.checkpoint()
-    1
-    >>> with ps.connect(folder) as reader:
-    ...     reader.epoch, reader["embedded"].get(["b", "c"]).to_pylist()
-    (1, [{'key': 'b', 'n': 2}, {'key': 'c', 'n': None}])
-    """
+    """Read the state of a checkpoint, or of a savepoint, as `pystate.connect`."""
     integer(cache_bytes, "connect: cache_bytes", least=0)
     storage = storage_at(location, "connect")
-    if token is not None:
-        raise InvalidArgumentError(
-            f"connect: a token is for a server, http://... or https://..., and {storage.uri} is "
-            "none: leave it out"
-        )
     connection = Connection(storage, cache_bytes)
     pinned = epoch is not None
     manifest = connection.newest() if epoch is None else connection.manifest(epoch)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pystate.errors import PystateError
 from pystate.processor.epochs import MissingFileError, NotHeldError
-from pystate.query.reader import connect
+from pystate.query.reader import connect_files
 from pystate.query.sql import new_engine
 from pystate.query.sql_process import BATCH, END, ERROR, LOST, SCHEMA, read_request, write_frame
 from pystate.query.sql_statement import Limits
@@ -40,7 +40,7 @@ def answer(request: dict[str, Any], out: BinaryIO) -> None:
         limits: dict[str, Any] = request["limits"]
         new_engine(Limits.of(**limits)).close()  # what it loads does not count
         _limit_memory(limits["memory_bytes"])
-        with connect(request["location"], epoch=request["epoch"]) as reader:
+        with connect_files(request["location"], epoch=request["epoch"]) as reader:
             scanned = reader.scan_sql(request["query"], request["parameters"], **limits)
             write_frame(out, SCHEMA, scanned.schema.serialize().to_pybytes())
             for rows in scanned:

@@ -43,7 +43,7 @@ class Parts:
     def __init__(self, rows: Rows, form: str, limit: int | None, most: int) -> None:
         self.schema, self._source = rows.schema, rows
         batches = rows.to_batches() if isinstance(rows, pa.Table) else rows
-        self._batches = _pieces(iter(batches))
+        self._batches = pieces(iter(batches))
         self._form, self._limit, self._most = form, limit, most
         self._rows = self._size = 0
         self._turn = threading.Lock()
@@ -124,7 +124,7 @@ class Parts:
                 self._source.close()
 
 
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Batches cut to about the size of a part."""
     for batch in batches:
         rows = max(1, batch.num_rows * _PART_BYTES // max(1, batch.nbytes))

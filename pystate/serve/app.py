@@ -100,6 +100,8 @@ class Application:
         """End what would not end by itself: streams, and clients that follow."""
         if self._service is not None:
             self._service.stopping.set()
+        for job in self._jobs.values():
+            job.closed = True
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

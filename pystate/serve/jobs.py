@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from pystate.errors import CheckpointError, InvalidArgumentError, NotReachedError
-from pystate.query.reader import StateReader, connect
+from pystate.query.reader import StateReader, connect_files
 from pystate.redaction import logger
 from pystate.serve.limits import Workers
 from pystate.serve.problems import RequestError, Veil
@@ -258,7 +258,7 @@ def open_jobs(
     jobs: list[Job] = []
     try:
         for name, location in locations.items():
-            reader = connect(location, cache_bytes=cache_bytes)
+            reader = connect_files(location, cache_bytes=cache_bytes)
             jobs.append(Job(name, reader, workers, refresh_seconds))
     except BaseException:
         for job in jobs:

@@ -40,11 +40,15 @@ class Limits:
     threads : int
         Look-ups that are carried out at a time; others wait for one of these threads.
     streams : int
-        Scans and results of SQL that are read at a time, in memory a part of each.
+        Scans that are read at a time, in memory a part of each.
+    statements : int
+        Statements of SQL that run at a time, each in a process of its own.
     followers : int
         Clients that follow changes at a time.
     connections : int
         Open connections.
+    statement_bytes : int
+        Memory of a statement of SQL.
     keys : int
         Keys in one request.
     body_bytes : int
@@ -67,8 +71,10 @@ class Limits:
     requests: int = 256
     threads: int = 8
     streams: int = 8
+    statements: int = 2
     followers: int = 64
     connections: int = 1024
+    statement_bytes: int = 512 << 20
     keys: int = 100_000
     body_bytes: int = 16 << 20
     rows: int = 100_000_000
@@ -104,10 +110,13 @@ class Gate:
             self.inside -= 1
             self._turns.release()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nobody can come in without waiting."""
-        return self._turns.locked()
+    @asynccontextmanager
+    async def entered_now(self) -> AsyncIterator[None]:
+        """The same for who would stay long: `BusyError` if there is no room now."""
+        if self._turns.locked():
+            raise self.busy()
+        async with self.entered(1.0):
+            yield
 
     def busy(self) -> BusyError:
         """The error to raise where there is no room."""

@@ -139,6 +139,7 @@ class Service:
         self.limits, self.workers = limits, workers
         self.requests = 0
         self.streams = Gate(limits.streams, "streams of rows")
+        self.statements = Gate(limits.statements, "statements of SQL")
         self.followers = Gate(limits.followers, "clients that follow changes")
         self.stopping = asyncio.Event()
 

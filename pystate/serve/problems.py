@@ -38,6 +38,7 @@ _STATUSES: tuple[tuple[type[BaseException], int], ...] = (
     (NotHeldError, 404),
     (errors.NotReachedError, 404),
     (errors.UnknownStateError, 400),
+    (errors.QueryTimeoutError, 408),
     (errors.InvalidArgumentError, 400),
     (errors.WrongTypeError, 400),
     (errors.SchemaError, 400),

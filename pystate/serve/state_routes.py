@@ -5,6 +5,7 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,8 +99,16 @@ _OPERATOR = _object(
         "namespace": {"type": ["string", "null"], "description": "The type of its namespaces."},
         "states": {
             "type": "array",
-            "items": _object({"name": _TEXT, "kind": _TEXT, "type": _TEXT}),
+            "items": _object(
+                {
+                    "name": _TEXT,
+                    "kind": _TEXT,
+                    "type": _TEXT,
+                    "stored": {"type": "string", "description": "How a checkpoint declares it."},
+                }
+            ),
         },
+        "schema": {"type": "string", "description": "That of rows: Arrow's, in Base64."},
     }
 )
 _JOB = _object({"name": _TEXT, "epoch": _INTEGER, "operators": {"type": "array", "items": _TEXT}})
@@ -125,6 +134,19 @@ async def _jobs(call: Call) -> None:
     await call.answer(document({"jobs": said}))
 
 
+async def _job(call: Call) -> None:
+    epoch, least, _ = call.epochs
+    if epoch is None and least is None:
+        await call.job.refreshed()  # what is asked for is which epoch is the newest
+
+    def read(view: View) -> bytes:
+        return document(
+            {"name": view.job.name, "epoch": view.epoch, "operators": list(view.reader.uids)}
+        )
+
+    await _answer(call, read)
+
+
 async def _operators(call: Call) -> None:
     def read(view: View) -> bytes:
         said = [_described(view.operator(uid)) for uid in view.reader.uids]
@@ -135,6 +157,7 @@ async def _operators(call: Call) -> None:
 
 def _described(operator: OperatorReader) -> dict[str, Any]:
     namespace = _namespace_of(operator)
+    stored = dict(operator._place.view.operator(operator.uid).state_schema)
     return {
         "uid": operator.uid,
         "key": [
@@ -143,9 +166,15 @@ def _described(operator: OperatorReader) -> dict[str, Any]:
         ],
         "namespace": None if namespace is None else parse_type(namespace).ddl,
         "states": [
-            {"name": name, "kind": _kind(state), "type": parse_type(state.arrow_type).ddl}
+            {
+                "name": name,
+                "kind": _kind(state),
+                "type": parse_type(state.arrow_type).ddl,
+                "stored": stored[name],
+            }
             for name, state in operator.states.items()
         ],
+        "schema": base64.b64encode(operator.schema.serialize().to_pybytes()).decode("ascii"),
     }
 
 
@@ -267,11 +296,7 @@ async def _scan(call: Call) -> None:
     body = await call.body()
     if body:
         asked = _asked(body, (), ("columns", "where", "key_groups", "limit"))
-    limit = asked.get("limit")
-    if limit is not None:
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 1 << 63:
-            raise InvalidArgumentError(f"limit is a whole number from 0 on, not {shown(limit)}")
-        call.query["limit"] = limit
+    _take_limit(call, asked)
 
     def read(view: View) -> Rows:
         operator = view.operator(uid)
@@ -358,7 +383,43 @@ async def _epochs(call: Call) -> None:
     await answer_rows(call, lambda view: view.reader.epochs())
 
 
+async def _sql(call: Call) -> None:
+    media, body, limits = call.content(), await call.body(), call.limits
+    if media == SQL:
+        try:
+            asked: dict[str, Any] = {"query": body.decode()}
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"the body is no text: {error}") from None
+    else:
+        asked = _asked(body, ("query",), ("parameters", "limit"))
+        _take_limit(call, asked)
+
+    def read(view: View) -> Rows:
+        return view.reader.scan_sql(
+            asked["query"],
+            asked.get("parameters"),
+            timeout=limits.seconds * 1000,
+            memory_bytes=limits.statement_bytes,
+            isolated=True,
+        )
+
+    await answer_rows(call, read, gate=call.service.statements)
+
+
+async def _sql_tables(call: Call) -> None:
+    await answer_rows(call, lambda view: view.reader.sql_tables())
+
+
 # -- what routes share
+
+
+def _take_limit(call: Call, asked: Mapping[str, Any]) -> None:
+    """The limit that a body has counts as if it were a parameter."""
+    limit = asked.get("limit")
+    if limit is not None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 1 << 63:
+            raise InvalidArgumentError(f"limit is a whole number from 0 on, not {shown(limit)}")
+        call.query["limit"] = limit
 
 
 async def _answer(call: Call, read: Callable[[View], bytes]) -> None:
@@ -424,6 +485,15 @@ ROUTES: tuple[Operation, ...] = (
         "jobs",
         "The jobs, and the newest epoch of each.",
         Success("The jobs.", _object({"jobs": {"type": "array", "items": _JOB}}), has_epoch=False),
+    ),
+    Operation(
+        "GET",
+        _PREFIX,
+        _job,
+        "job",
+        "A job, and its newest epoch, which is looked for now.",
+        Success("The job.", _JOB),
+        (JOB, *EPOCHS),
     ),
     Operation(
         "GET",
@@ -552,5 +622,42 @@ ROUTES: tuple[Operation, ...] = (
             LIMIT,
         ),
         is_watched=True,
+    ),
+    Operation(
+        "POST",
+        f"{_PREFIX}/sql",
+        _sql,
+        "sql",
+        "A SELECT statement over the state of one epoch.",
+        Success(f"The rows. {_FORMS_SAID}", _SOME_ROWS, FORMS),
+        (JOB, *EPOCHS),
+        Body(
+            "The statement, in JSON or as it is. Each operator is a table that has the name of its "
+            "uid; `sql/tables` lists them all.",
+            _object(
+                {"query": _TEXT},
+                {
+                    "parameters": {
+                        "type": ["array", "object"],
+                        "description": "Values for `?`, or for `$name`.",
+                    },
+                    "limit": {"type": "integer", "minimum": 0},
+                },
+            ),
+            (JSON, SQL),
+            example={"query": "select count(*) as n from totals"},
+        ),
+        is_watched=True,
+        errors=(501,),
+    ),
+    Operation(
+        "GET",
+        f"{_PREFIX}/sql/tables",
+        _sql_tables,
+        "sql_tables",
+        "The tables that SQL may name, with their columns.",
+        Success(f"A row per column. {_FORMS_SAID}", _SOME_ROWS, FORMS),
+        (JOB, *EPOCHS, LIMIT),
+        errors=(501,),
     ),
 )

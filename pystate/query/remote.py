@@ -1,0 +1,644 @@
+"""A reader of state that a server has: the methods of `StateReader`, over HTTP.
+
+Keys and rows go as streams of Arrow, and what is wrong comes back as the error that it is for a
+reader of files. A reader reads one epoch, which each of its requests names; where the job has
+retired that epoch meanwhile, it moves to the newest one, once in a call.
+
+Thread safety: any thread; a request has a connection to itself, and connections are used again.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import pyarrow as pa
+
+from pystate import errors
+from pystate.base.arguments import integer, shown, text
+from pystate.errors import ClosedError, InvalidArgumentError, NotReachedError, ServerError
+from pystate.processor.epochs import NotHeldError
+from pystate.query.json_form import values_of
+from pystate.query.operator_reader import OperatorReader
+from pystate.query.reader import StateReader
+from pystate.redaction import logger
+from pystate.state.columns import NAMESPACE
+from pystate.state.declaration import State
+from pystate.state.kinds import stored_state
+from pystate.types.arrays import as_array
+from pystate.types.durations import Duration, milliseconds
+from pystate.types.keys import key_columns, parse_key
+from pystate.types.state_type import parse_type
+
+_LOG = logger("pystate.query.remote")
+_ARROW, _JSON = "application/vnd.apache.arrow.stream", "application/json"
+_TIMEOUT_SECONDS = 60.0
+_IDLE = 8
+_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+Result = TypeVar("Result")
+
+
+class Server:
+    """The connections to a server, and what it is asked for."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.query or parts.fragment or parts.username is not None:
+            raise InvalidArgumentError(
+                f"connect: {shown(url)} is not the address of a server: http://HOST:PORT, or "
+                "http://HOST:PORT/JOB, and the token by itself, token=..."
+            )
+        self._host, self._port = host, port
+        self._is_secure = parts.scheme == "https"
+        self.origin = f"{parts.scheme}://{parts.netloc}"
+        self._token = None if token is None else text(token, "connect: token")
+        self._context: ssl.SSLContext | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._closed = False
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        media: str = _JSON,
+        form: str = _ARROW,
+        timeout: float = _TIMEOUT_SECONDS,
+    ) -> Reply:
+        """Send a request, and return its answer once it has begun; or raise the error it tells."""
+        if self._closed:
+            raise ClosedError(f"the reader of {self.origin} is closed: connect again")
+        if self._process != os.getpid():
+            self._begin()  # what the parent has open is none of a forked child's
+        headers = {"Accept": form, "Accept-Encoding": "identity"}
+        if body is not None:
+            headers["Content-Type"] = media
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        while True:
+            connection, is_used = self._connection(timeout)
+            try:
+                response = _response(connection, method, path, body, headers)
+            except _STALE as error:
+                connection.close()
+                if is_used:
+                    continue  # the server has closed it meanwhile
+                raise self._unreached(error) from error
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                raise self._unreached(error) from error
+            reply = Reply(self, connection, response)
+            if response.status >= 400:
+                raise reply.problem()
+            return reply
+
+    def _connection(self, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is not None:
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout)
+            return connection, True
+        if not self._is_secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=timeout), False
+        if self._context is None:
+            self._context = ssl.create_default_context()
+        made = http.client.HTTPSConnection(
+            self._host, self._port, timeout=timeout, context=self._context
+        )
+        return made, False
+
+    def keep(self, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request."""
+        with self._lock:
+            if not self._closed and len(self._idle) < _IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is not in use; nothing more is asked."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _unreached(self, error: Exception) -> ServerError:
+        return ServerError(
+            f"the server {self.origin} cannot be reached, or has broken off: "
+            f"{type(error).__name__}: {error}: see whether `pystate serve` runs there"
+        )
+
+
+def _response(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: dict[str, str],
+) -> http.client.HTTPResponse:
+    try:
+        connection.request(method, path, body, headers)
+    except (BrokenPipeError, ConnectionResetError):
+        # A server that refuses a body says so without reading it.
+        if body is None or connection.sock is None:
+            raise
+        with suppress(OSError, http.client.HTTPException):
+            response = http.client.HTTPResponse(connection.sock, method=method)
+            response.begin()
+            return response
+        raise
+    return connection.getresponse()
+
+
+class Reply:
+    """An answer that has begun."""
+
+    def __init__(
+        self,
+        server: Server,
+        connection: http.client.HTTPConnection,
+        response: http.client.HTTPResponse,
+    ) -> None:
+        self._server, self._connection, self._response = server, connection, response
+
+    def data(self) -> bytes:
+        """All of it."""
+        try:
+            data = self._response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise self._server._unreached(error) from error
+        self._end()
+        return data
+
+    def document(self) -> Any:
+        """A JSON document."""
+        return json.loads(self.data())
+
+    def rows(self) -> pa.RecordBatchReader:
+        """A stream of Arrow, read as it is asked for."""
+        try:
+            stream = pa.ipc.open_stream(self._response)
+        except (pa.ArrowException, OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise self._server._unreached(error) from error
+        return pa.RecordBatchReader.from_batches(stream.schema, self._batches(stream))
+
+    def _batches(self, stream: Any) -> Iterator[pa.RecordBatch]:
+        is_whole = False
+        try:
+            while True:
+                batch, metadata = stream.read_next_batch_with_custom_metadata()
+                if metadata is not None and b"error" in metadata:
+                    raise error_of(json.loads(metadata[b"error"]))
+                yield batch
+        except StopIteration:
+            self._response.read()
+            is_whole = True
+        except (pa.ArrowException, OSError, http.client.HTTPException) as error:
+            if isinstance(error, errors.PystateError):
+                raise
+            raise self._server._unreached(error) from error
+        finally:
+            if is_whole:
+                self._end()
+            else:
+                self._connection.close()
+
+    def problem(self) -> Exception:
+        """The error that it tells."""
+        data = self.data()
+        with suppress(ValueError, KeyError, TypeError):
+            return error_of(json.loads(data)["error"])
+        return ServerError(
+            f"{self._server.origin} answers with status {self._response.status}, and nothing that "
+            "a pystate server says: is it one?"
+        )
+
+    def _end(self) -> None:
+        if self._response.will_close:
+            self._connection.close()
+        else:
+            self._server.keep(self._connection)
+
+
+def error_of(said: Mapping[str, Any]) -> Exception:
+    """The error that a server tells: of the class that a reader of files would raise."""
+    name, message, status = str(said["type"]), str(said["message"]), int(said.get("status", 0))
+    kind = getattr(errors, name, None) if name in errors.__all__ else None
+    if status in (401, 408, 421, 429) or kind is None:
+        return ServerError(message)
+    if status == 404 and kind in (errors.CheckpointError, InvalidArgumentError):
+        kind = NotHeldError
+    error: Exception = kind(message)
+    for attribute in ("epoch", "start_at"):
+        if attribute in said and hasattr(kind, attribute):
+            setattr(error, attribute, said[attribute])
+    return error
+
+
+class RemoteReader(StateReader):
+    """Reads a job that a server has, as of one epoch; `pystate.connect` makes it."""
+
+    def __init__(
+        self, server: Server, job: str, epoch: int | None, *, owns: bool = True, pin: bool = False
+    ) -> None:
+        self._server, self._job, self._owns = server, job, owns
+        self._pinned = pin or epoch is not None
+        self._is_closed = False
+        self._known: tuple[int, dict[str, Any]] = (0, {})
+        self._moving = threading.Lock()
+        said = self._ask_job({} if epoch is None else {"epoch": epoch})
+        self._epoch, self._uids = int(said["epoch"]), tuple(said["operators"])
+
+    @property
+    def location(self) -> str:
+        """The server, and the job."""
+        return f"{self._server.origin}/{quote(self._job, safe='')}"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is read."""
+        return self._epoch
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The operators of the epoch."""
+        return self._uids
+
+    def epochs(self) -> pa.Table:
+        """List the epochs that are retained; as `StateReader.epochs`."""
+        self._check()
+        return self._server.ask("GET", self._path("epochs", {})).rows().read_all()
+
+    def refresh(self) -> int:
+        """Move to the newest epoch, and return its number; as `StateReader.refresh`."""
+        self._check()
+        if not self._pinned:
+            with self._moving:
+                self._move(self._ask_job({}))
+        return self._epoch
+
+    def wait_for(
+        self, *, epoch: int | None = None, position: Any = None, timeout: Duration = "10 seconds"
+    ) -> int:
+        """Move to the newest epoch once it is that one or a later; as `StateReader.wait_for`.
+
+        A server knows epochs, and no positions.
+        """
+        self._check()
+        if position is not None or epoch is None:
+            raise InvalidArgumentError(
+                "wait_for: a server waits for an epoch, epoch=..., and for no position: ask the "
+                "reader of the checkpoint's folder for one"
+            )
+        number = integer(epoch, "wait_for: epoch", least=1)
+        end = time.monotonic() + milliseconds(timeout, "wait_for: timeout") / 1000
+        while self._epoch < number:
+            if self._pinned:
+                raise InvalidArgumentError(
+                    f"wait_for: the reader is pinned to epoch {self._epoch}, and will not have "
+                    f"epoch {number}"
+                )
+            left = max(0, int((end - time.monotonic()) * 1000))
+            try:
+                self._move(self._ask_job({"min_epoch": number, "wait_ms": min(left, 20_000)}))
+            except NotReachedError:
+                if left <= 20_000:
+                    raise
+        return self._epoch
+
+    def at(self, epoch: int) -> RemoteReader:
+        """Return a reader that is pinned to an epoch; as `StateReader.at`."""
+        self._check()
+        number = integer(epoch, "at: epoch", least=1)
+        return RemoteReader(self._server, self._job, number, owns=False)
+
+    def sql(
+        self,
+        query: str,
+        parameters: list[Any] | Mapping[str, Any] | None = None,
+        **limits: Any,
+    ) -> pa.Table:
+        """Run a SELECT statement, within the bounds of the server; as `StateReader.sql`."""
+        return self.scan_sql(query, parameters, **limits).read_all()
+
+    def scan_sql(
+        self,
+        query: str,
+        parameters: list[Any] | Mapping[str, Any] | None = None,
+        **limits: Any,
+    ) -> pa.RecordBatchReader:
+        """Run a SELECT statement, and read its rows as they come; as `StateReader.scan_sql`."""
+        self._check()
+        if limits:
+            raise InvalidArgumentError(
+                f"sql: {', '.join(limits)}: a server has bounds of its own for statements: leave "
+                "them out"
+            )
+        asked: dict[str, Any] = {"query": query}
+        if parameters is not None:
+            asked["parameters"] = parameters
+        try:
+            body = json.dumps(asked).encode()
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"sql: a server takes parameters that JSON has, or as text: {error}"
+            ) from error
+        return self.read(lambda epoch: self._post("sql", epoch, body).rows())
+
+    def sql_tables(self) -> pa.Table:
+        """List the tables that statements may name; as `StateReader.sql_tables`."""
+        self._check()
+
+        def read(epoch: int) -> pa.Table:
+            path = self._path("sql/tables", {"epoch": epoch})
+            return self._server.ask("GET", path).rows().read_all()
+
+        return self.read(read)
+
+    def close(self) -> None:
+        """Close the connections; does nothing the second time."""
+        self._is_closed = True
+        if self._owns:
+            self._server.close()
+
+    def __getitem__(self, uid: str) -> RemoteOperator:
+        self._check()
+        reader = RemoteOperator(self, text(uid, "reader[uid]: uid"))
+        reader._described()
+        return reader
+
+    def __repr__(self) -> str:
+        return f"<StateReader of {self.location} at epoch {self.epoch}>"
+
+    def read(self, read: Callable[[int], Result]) -> Result:
+        """Read the epoch, or the newest one if the job has retired it meanwhile."""
+        self._check()
+        epoch = self._epoch
+        try:
+            return read(epoch)
+        except errors.CheckpointError:
+            if self._pinned or self.refresh() == epoch:
+                raise
+            _LOG.warning(
+                "%s: epoch %d is retired: epoch %d is read from now on",
+                self.location,
+                epoch,
+                self._epoch,
+            )
+            return read(self._epoch)
+
+    def operators(self, epoch: int) -> dict[str, Any]:
+        """What the server says of the operators of an epoch, by uid."""
+        known, found = self._known
+        if known != epoch:
+            path = self._path("operators", {"epoch": epoch})
+            said = self._server.ask("GET", path, form=_JSON).document()
+            found = {each["uid"]: each for each in said["operators"]}
+            self._known = (epoch, found)
+        return found
+
+    def _move(self, said: Mapping[str, Any]) -> None:
+        self._epoch, self._uids = int(said["epoch"]), tuple(said["operators"])
+
+    def _ask_job(self, query: Mapping[str, Any]) -> Any:
+        return self._server.ask("GET", self._path("", query), form=_JSON).document()
+
+    def _post(self, part: str, epoch: int, body: bytes, media: str = _JSON) -> Reply:
+        return self._server.ask("POST", self._path(part, {"epoch": epoch}), body, media=media)
+
+    def _path(self, part: str, query: Mapping[str, Any]) -> str:
+        path = f"/v1/jobs/{quote(self._job, safe='')}{'/' if part else ''}{part}"
+        given = {name: value for name, value in query.items() if value is not None}
+        return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"the reader of {self.location} is closed: connect again")
+
+
+class RemoteOperator(OperatorReader):
+    """The state of one operator of a `RemoteReader`, as of its epoch."""
+
+    def __init__(self, reader: RemoteReader, uid: str) -> None:
+        self._reader, self.uid = reader, uid
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `get` and `scan`; as `OperatorReader.schema`."""
+        data = base64.b64decode(self._described()["schema"])
+        return pa.ipc.read_schema(pa.py_buffer(data))
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The columns of the key."""
+        key = parse_key([(each["name"], each["type"]) for each in self._described()["key"]])
+        return pa.schema([pa.field(name, type_.arrow) for name, type_ in key])
+
+    @property
+    def states(self) -> dict[str, State[Any]]:
+        """The states by name, with their declarations."""
+        return {
+            each["name"]: stored_state(self.uid, each["name"], each["stored"])
+            for each in self._described()["states"]
+        }
+
+    def get(
+        self, keys: Any, *, states: list[str] | None = None, namespaces: Any = None
+    ) -> pa.Table:
+        """Look keys up; as `OperatorReader.get`."""
+        key = parse_key([(each["name"], each["type"]) for each in self._described()["key"]])
+        columns = {
+            name: as_array(column, type_, f"key column {name!r}")
+            for (name, type_), column in zip(key, key_columns(key, keys), strict=True)
+        }
+        if namespaces is not None:
+            type_name = self._described()["namespace"]
+            if type_name is None:
+                raise InvalidArgumentError(f"operator {self.uid!r} has no namespaces")
+            columns[NAMESPACE] = as_array(namespaces, parse_type(type_name), "the namespaces")
+        if len({len(column) for column in columns.values()}) != 1:
+            raise InvalidArgumentError("get: the columns of keys, and namespaces, have one length")
+        body = _in_arrow(pa.table(columns))
+        query = {"state": _names(states, "get: states")}
+
+        def read(epoch: int) -> pa.Table:
+            path = self._path("get", {"epoch": epoch, **query})
+            reply = self._reader._server.ask("POST", path, body, media=_ARROW)
+            return reply.rows().read_all()
+
+        return self._reader.read(read)
+
+    def entries(
+        self, state: str, key: Any, *, from_: Any = None, to: Any = None, namespace: Any = None
+    ) -> pa.RecordBatchReader:
+        """Read one key's map or list, or a piece of it; as `OperatorReader.entries`."""
+        schema = self.key_schema
+        parts = key if len(schema) > 1 and isinstance(key, tuple) else (key,)
+        if len(parts) != len(schema):
+            raise InvalidArgumentError(
+                f"entries: a key has {len(schema)} columns, and {shown(key)} has {len(parts)}"
+            )
+        values = [
+            _form_of([part], field.type, f"key column {field.name!r}")[0]
+            for part, field in zip(parts, schema, strict=True)
+        ]
+        query: dict[str, Any] = {"state": text(state, "entries: state")}
+        only = len(values) == 1
+        query["key"] = _text(values[0], schema.field(0).type) if only else json.dumps(values)
+        declared = self.states.get(state)
+        element = getattr(declared, "key_type", None)
+        bound_type = pa.int64() if element is None else element.arrow
+        for name, bound in (("from", from_), ("to", to)):
+            if bound is not None:
+                query[name] = _text(
+                    _form_of([bound], bound_type, f"entries: {name}")[0], bound_type
+                )
+        if namespace is not None:
+            if self._described()["namespace"] is None:
+                raise InvalidArgumentError(f"operator {self.uid!r} has no namespaces")
+            space = parse_type(self._described()["namespace"]).arrow
+            query["namespace"] = _text(_form_of([namespace], space, "the namespace")[0], space)
+
+        def read(epoch: int) -> pa.RecordBatchReader:
+            path = self._path("entries", {"epoch": epoch, **query})
+            return self._reader._server.ask("GET", path).rows()
+
+        return self._reader.read(read)
+
+    def scan(
+        self, *, columns: list[str] | None = None, where: Any = None, key_groups: Any = None
+    ) -> pa.RecordBatchReader:
+        """Read all rows, or those for which a condition holds; as `OperatorReader.scan`."""
+        asked: dict[str, Any] = {}
+        if columns is not None:
+            asked["columns"] = _names(columns, "scan: columns")
+        if where is not None:
+            asked["where"] = self._where(where)
+        if key_groups is not None:
+            asked["key_groups"] = [integer(group, "a key group", least=0) for group in key_groups]
+        body = json.dumps(asked).encode()
+
+        def read(epoch: int) -> pa.RecordBatchReader:
+            path = self._path("scan", {"epoch": epoch})
+            return self._reader._server.ask("POST", path, body).rows()
+
+        return self._reader.read(read)
+
+    def timers(
+        self, *, domain: str | None = None, until: int | None = None
+    ) -> pa.RecordBatchReader:
+        """Read the timers; as `OperatorReader.timers`."""
+
+        def read(epoch: int) -> pa.RecordBatchReader:
+            path = self._path("timers", {"epoch": epoch, "domain": domain, "until": until})
+            return self._reader._server.ask("GET", path).rows()
+
+        return self._reader.read(read)
+
+    def __repr__(self) -> str:
+        return f"<OperatorReader of {self.uid!r} at epoch {self._reader.epoch}>"
+
+    def _described(self) -> Any:
+        """What the server says of the operator."""
+
+        def read(epoch: int) -> Any:
+            found = self._reader.operators(epoch)
+            if self.uid not in found:
+                known = ", ".join(map(repr, found)) or "none"
+                raise NotHeldError(
+                    f"{self._reader.location} has no operator {self.uid!r:.80} in epoch {epoch}; "
+                    f"it has {known}"
+                )
+            return found[self.uid]
+
+        return self._reader.read(read)
+
+    def _where(self, where: Any) -> Any:
+        """Conditions in the form of JSON."""
+        if not isinstance(where, (list, tuple)) or not where:
+            raise InvalidArgumentError(
+                f"where is a list of conditions, not {shown(where)}: write [('n', '>', 3)]"
+            )
+        if len(where) != 3 or not isinstance(where[0], str):
+            return [self._where(each) for each in where]
+        column, op, value = where
+        schema = self.schema
+        if schema.get_field_index(column) < 0 or not isinstance(op, str) or value is None:
+            return [column, op, value]
+        type_, what = schema.field(column).type, f"where: column {column!r}"
+        if op not in ("in", "not in"):
+            return [column, op, _form_of([value], type_, what)[0]]
+        if isinstance(value, (set, frozenset, range)):
+            value = list(value)
+        return [column, op, _form_of(value, type_, what)]
+
+    def _path(self, part: str, query: Mapping[str, Any]) -> str:
+        return self._reader._path(f"operators/{quote(self.uid, safe='')}/{part}", query)
+
+
+def _names(names: Any, what: str) -> list[str] | None:
+    if names is not None and not isinstance(names, (list, tuple)):
+        raise InvalidArgumentError(f"{what} is a list of names, not {shown(names)}")
+    return None if names is None else [text(name, what) for name in names]
+
+
+def _form_of(values: Any, type_: pa.DataType, what: str) -> list[Any]:
+    """Values of a user in the form of JSON."""
+    return values_of(as_array(values, parse_type(type_), what))
+
+
+def _text(value: Any, type_: pa.DataType) -> str:
+    """A value in the form of JSON as the text that a parameter has."""
+    if value is None and pa.types.is_string(type_):
+        raise InvalidArgumentError("entries: a null text is no key of a server's: use scan or get")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _in_arrow(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def connect_remote(url: str, epoch: int | None, token: str | None) -> RemoteReader:
+    """Read a job of a server: that of the URL's path, or the only one."""
+    server = Server(url, token)
+    path = urlsplit(url).path.strip("/").removeprefix("v1/jobs").strip("/")
+    try:
+        if not path:
+            found = server.ask("GET", "/v1/jobs", form=_JSON).document()["jobs"]
+            names = [each["name"] for each in found]
+            if len(names) != 1:
+                raise InvalidArgumentError(
+                    f"connect: {server.origin} has the jobs {', '.join(map(repr, names))}: name "
+                    f"one, {server.origin}/{names[0] if names else 'JOB'}"
+                )
+            path = quote(names[0], safe="")
+        return RemoteReader(server, unquote(path), epoch)
+    except BaseException:
+        server.close()
+        raise
