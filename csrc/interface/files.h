@@ -194,6 +194,11 @@ const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r);
 /* The schema as written, or as pst_sst_reader_evolve made it; owned by the reader. */
 const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r);
 const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r);
+/* What each of n key groups from `first` on has by the file's index alone: adds to `puts`, `deletes`
+ * and `bytes` (as stored, compressed). A block of several groups counts for each of them alike; so
+ * does a segment of a guided file. It reads nothing. O(blocks + groups of each block). */
+void pst_sst_reader_spread(const pst_sst_reader *r, int32_t first, int32_t n, double *puts,
+                           double *deletes, double *bytes);
 /* Positions before the first record of the inclusive range; reads only blocks that meet it.
  * PST_INVALID: no range. */
 pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group);

@@ -337,6 +337,26 @@ uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
     return rows;
 }
 
+void pst_sst_reader_spread(const pst_sst_reader *r, int32_t first, int32_t n, double *puts,
+                           double *deletes, double *bytes) {
+    size_t parts = r->guide ? r->guide->n_segments : r->n_refs;
+    for (size_t i = 0; i < parts; i++) {
+        const pst_guide_segment *segment = r->guide ? &r->guide->segments[i] : NULL;
+        const pst_sst_ref *ref = r->guide ? NULL : &r->refs[i];
+        int32_t low = ref ? ref->first_key_group : segment->first_key_group;
+        int32_t high = ref ? ref->last_key_group : segment->last_key_group;
+        double each = 1.0 / ((double)high - low + 1);
+        double put = each * (ref ? ref->puts : segment->puts);
+        double deleted = each * (ref ? ref->deletes : segment->deletes);
+        double stored = each * (double)(ref ? ref->stored : segment->guide - segment->offset);
+        for (int32_t g = low > first ? low : first; g <= high && g - first < n; g++) {
+            puts[g - first] += put;
+            deletes[g - first] += deleted;
+            bytes[g - first] += stored;
+        }
+    }
+}
+
 /* Whether there are blocks behind those of `refs`, and where the first of them begins. */
 static int has_more(const pst_sst_reader *r, pst_sst_ref *next) {
     if (!r->guide || r->next_segment == r->guide->n_segments)

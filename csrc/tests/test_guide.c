@@ -164,6 +164,11 @@ static void test_many(void) {
             rows += pst_sst_reader_estimate(r, k);
         CHECK_EQ(n, expected);
         CHECK(rows > expected / 2 && rows < expected * 2);
+        double puts[3] = {0}, deletes[3] = {0}, bytes[3] = {0};
+        pst_sst_reader_spread(r, first, 3, puts, deletes, bytes);
+        double spread = puts[0] + puts[1] + puts[2];
+        CHECK(spread > (double)expected * 0.5 && spread < (double)expected * 2);
+        CHECK(bytes[0] > 0 && bytes[1] > 0 && bytes[2] > 0);
         pst_sst_reader_close(r);
     }
     free_file(&x);

@@ -460,6 +460,8 @@ cdef extern from "pystate.h" nogil:
     const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r)
     const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r)
     const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r)
+    void pst_sst_reader_spread(const pst_sst_reader *r, int32_t first, int32_t n, double *puts,
+                               double *deletes, double *bytes)
     pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group,
                                    int32_t last_key_group)
     pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record)

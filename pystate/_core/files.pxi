@@ -206,6 +206,23 @@ cdef class FileReader(_Guarded):
             self.end()
         self.check(status)
 
+    def spread(self, int32_t first_key_group, int32_t last_key_group):
+        """(puts, deletes, stored bytes) of each key group of the range, about, by the index alone.
+
+        Each is the bytes of as many doubles. Nothing is read.
+        """
+        self.ready()
+        if not 0 <= first_key_group <= last_key_group < 65536:
+            raise errors.InvalidArgumentError(
+                f"{first_key_group} to {last_key_group}: no range of key groups")
+        cdef int32_t n = last_key_group - first_key_group + 1
+        cdef bytearray puts = bytearray(8 * n), deletes = bytearray(8 * n)
+        cdef bytearray stored = bytearray(8 * n)
+        pst_sst_reader_spread(self.r, first_key_group, n, <double *> PyByteArray_AS_STRING(puts),
+                              <double *> PyByteArray_AS_STRING(deletes),
+                              <double *> PyByteArray_AS_STRING(stored))
+        return puts, deletes, stored
+
     def count(self):
         """Read and check every remaining record of the range: (puts, deletes)."""
         cdef pst_record *record = new_record()
