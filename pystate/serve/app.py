@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from pystate.query.json_form import document
 from pystate.redaction import logger
-from pystate.serve import openapi, state_routes
+from pystate.serve import openapi, page, state_routes
 from pystate.serve.answers import StreamBrokenError
 from pystate.serve.auth import Guard
 from pystate.serve.jobs import Jobs
@@ -38,6 +38,7 @@ def all_routes() -> tuple[Operation, ...]:
     """The routes of all parts of the server: one line for each part."""
     return (
         *state_routes.ROUTES,
+        *page.ROUTES,
         *openapi.ROUTES,
     )
 
