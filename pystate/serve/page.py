@@ -17,15 +17,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pystate.base.arguments import shown
-from pystate.errors import InvalidArgumentError, MissingRequirementError, PystateError
-from pystate.query.json_form import document
+from pystate.errors import InvalidArgumentError, PystateError
+from pystate.query.json_form import document, parsed
 from pystate.serve.jobs import Job, View
 from pystate.serve.operations import Body, Call, Operation, Parameter, Service, Success
 from pystate.serve.page_checks import Checks
 from pystate.serve.page_data import MOST_EPOCHS, JobView
 from pystate.serve.page_values import shown_rows
 from pystate.serve.problems import RequestError
-from pystate.serve.state_routes import EPOCH, JOB, SQL, UID
+from pystate.serve.state_routes import EPOCH, JOB, UID
 
 #: Nothing from elsewhere, no scripts or styles in the document, no frames around it, no forms sent;
 #: and scripts cannot make elements out of text.
@@ -174,29 +174,33 @@ async def _sql(call: Call) -> None:
     """The first rows of a statement, as the page shows values."""
     _refuse_others(call)
     call.content()
-    try:
-        statement = (await call.body()).decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidArgumentError("the statement is no text: send it in UTF-8") from None
-    seconds = call.limits.seconds
+    asked = parsed(await call.body(), "the body")
+    statement = asked.get("query") if isinstance(asked, dict) else None
+    if not isinstance(statement, str) or len(asked) > 1:
+        raise InvalidArgumentError('the body is {"query": "select ..."}, and nothing else')
+    limits = call.limits
 
     def read(view: View) -> bytes:
-        run = getattr(view.reader, "sql", None)
-        if run is None:
-            raise MissingRequirementError("this version of pystate runs no SQL")
-        # In a process of its own it takes no more memory than it may, whatever it does.
-        rows = run(statement, timeout=f"{seconds} s", isolated=True)
-        return document(
-            {
-                "epoch": view.epoch,
-                "columns": rows.schema.names,
-                "rows": shown_rows(rows.slice(0, _MOST_ROWS)),
-                "more": rows.num_rows > _MOST_ROWS,
-            }
+        found = view.reader.scan_sql(
+            statement,
+            timeout=limits.seconds * 1000,
+            memory_bytes=limits.statement_bytes,
+            isolated=True,
         )
+        rows: list[Any] = []
+        try:
+            for batch in found:
+                rows += shown_rows(batch.slice(0, _MOST_ROWS + 1 - len(rows)))
+                if len(rows) > _MOST_ROWS:
+                    break
+        finally:
+            found.close()
+        more = len(rows) > _MOST_ROWS
+        said = {"columns": found.schema.names, "rows": rows[:_MOST_ROWS], "more": more}
+        return document({"epoch": view.epoch, **said})
 
     async with (
-        call.service.streams.entered(seconds),
+        call.service.statements.entered(limits.seconds),
         call.job.reading(*call.epochs, read) as (view, body),
     ):
         await call.answer(body, epoch=view.epoch)
@@ -249,7 +253,16 @@ def _route(
     )
 
 
-_STATEMENT = Body("A SELECT statement.", {}, (SQL,))
+_STATEMENT = Body(
+    "A SELECT statement.",
+    {
+        "type": "object",
+        "required": ["query"],
+        "properties": {"query": {"type": "string"}},
+        "additionalProperties": False,
+    },
+    example={"query": "select 1 as one"},
+)
 
 #: The routes of the page, which are the page's own: their answers follow what it shows.
 ROUTES: tuple[Operation, ...] = (

@@ -77,8 +77,8 @@ export async function sql(job, statement, signal) {
   const response = await request(`v1/jobs/${encodeURIComponent(job)}/page/sql`, {
     signal,
     method: "POST",
-    headers: { "Content-Type": "application/sql" },
-    body: statement,
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ query: statement }),
   });
   return response.json();
 }
