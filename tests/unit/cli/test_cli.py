@@ -25,8 +25,8 @@ from pystate.epochs.watermarks import Input
 from tests.environments import Environment
 from tests.work import KEY, STATE, Work, batch, read
 
-#: Those that look at a checkpoint.
-COMMANDS = [c.name or "" for c in app.registered_commands if c.name != "dashboard"]
+#: Those that say something of a checkpoint and end: `serve` has tests of its own.
+COMMANDS = [c.name or "" for c in app.registered_commands if c.name not in ("dashboard", "serve")]
 
 
 def run(*arguments: str | Path, given: str = "") -> tuple[int, str, str]:
