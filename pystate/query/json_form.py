@@ -44,6 +44,8 @@ _INSTANT = re.compile(
     r"(?P<day>[+-]?\d{4,6}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
+#: A year before year 1 whose digits are fewer than four.
+_YEAR = re.compile(r"^-(\d{1,3})(?=-)")
 _WHOLE = re.compile(r"[+-]?\d{1,40}")
 Values = list[Any]
 
@@ -148,9 +150,13 @@ def _texts(counts: Any, unit: str, zone: str) -> Values:
     texts = np.datetime_as_string(numbers.view(f"datetime64[{unit}]")).tolist()
     nulls = counts.is_null().to_pylist()
     return [
-        None if null else re.sub(r"\.0+$", "", text) + zone
+        None if null else _YEAR.sub(_four_digits, re.sub(r"\.0+$", "", text)) + zone
         for text, null in zip(texts, nulls, strict=True)
     ]
+
+
+def _four_digits(year: re.Match[str]) -> str:
+    return f"-{year[1]:0>4}"
 
 
 def _list_values(column: Any) -> Values:

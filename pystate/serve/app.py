@@ -72,7 +72,8 @@ class Application:
         self._service: Service | None = None
         endpoints = [
             Route(each.path, _Endpoint(self, each), methods=[each.method], name=each.name)
-            for each in self.operations
+            # They are tried one after the other: what is asked for most comes first.
+            for each in sorted(self.operations, key=lambda each: each.name != "keys")
         ]
         self._router: ASGIApp = Starlette(
             routes=endpoints,

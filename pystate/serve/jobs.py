@@ -68,6 +68,7 @@ class Job:
     ) -> None:
         self.name, self.location, self.reader = name, reader.location, reader
         self._workers, self._refresh_seconds = workers, refresh_seconds
+        self._is_local = "://" not in reader.location or reader.location.startswith("file:")
         self._newest: View | None = None
         self._looked_at = float("-inf")
         self._refreshing: asyncio.Future[View] | None = None
@@ -76,7 +77,13 @@ class Job:
 
     @asynccontextmanager
     async def reading(
-        self, epoch: int | None, least: int | None, seconds: float, read: Callable[[View], Result]
+        self,
+        epoch: int | None,
+        least: int | None,
+        seconds: float,
+        read: Callable[[View], Result],
+        *,
+        is_quick: bool = False,
     ) -> AsyncIterator[tuple[View, Result]]:
         """Read an epoch in a thread; the view is kept until the block ends.
 
@@ -84,9 +91,11 @@ class Job:
         is the next one if a running job has removed its files meanwhile, unless it was asked for.
         """
         view = await self._entered(epoch, least, seconds)
+        # In an object store a look-up waits for requests, which others need not wait for, too.
+        run = self._workers.run_soon if is_quick and self._is_local else self._workers.run
         try:
             try:
-                result = await self._workers.run(read, view)
+                result = await run(read, view)
             except CheckpointError:
                 if epoch is None:
                     await self.refreshed()
@@ -96,7 +105,7 @@ class Job:
                 newer.users += 1
                 self._leave(view)
                 view = newer
-                result = await self._workers.run(read, view)
+                result = await run(read, view)
             yield view, result
         finally:
             self._leave(view)

@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from pystate.base.arguments import integer
 from pystate.serve.problems import BusyError
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Quick: TypeAlias = "tuple[asyncio.Future[Any], Callable[[], Any]]"
+#: Quick look-ups that one thread carries out one after the other.
+_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -131,18 +135,51 @@ class Workers:
     def __init__(self, threads: int, seconds: float) -> None:
         self._pool = ThreadPoolExecutor(threads, "pystate-serve")
         self._seconds = seconds
+        self._quick: list[Quick] = []
 
     async def run(self, do: Callable[..., Result], *args: Any) -> Result:
         """Carry something out in a thread; `BusyError` if it takes too long.
 
         The thread then goes on until it has ended; what has not begun does not begin.
         """
-        future = asyncio.get_running_loop().run_in_executor(self._pool, do, *args)
-        done, _ = await asyncio.wait([future], timeout=self._seconds)
-        if done:
-            return future.result()
-        future.cancel()
-        raise BusyError(f"this took longer than {self._seconds:g} seconds: ask for less, or later")
+        loop = asyncio.get_running_loop()
+        return await self._in_time(loop.run_in_executor(self._pool, do, *args))
+
+    async def run_soon(self, do: Callable[..., Result], *args: Any) -> Result:
+        """The same for what is quick: with others that come at the same time, in one thread.
+
+        To wake a thread, and be woken by it, takes longer than a look-up.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        if not self._quick:
+            loop.call_soon(self._begin_quick, loop)
+        self._quick.append((future, partial(do, *args)))
+        return await self._in_time(future)
+
+    def _begin_quick(self, loop: asyncio.AbstractEventLoop) -> None:
+        quick, self._quick = self._quick, []
+        for at in range(0, len(quick), _TOGETHER):
+            self._pool.submit(_carry_out, loop, quick[at : at + _TOGETHER])
+
+    async def _in_time(self, future: asyncio.Future[Result]) -> Result:
+        is_late = False
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = future.cancel()
+
+        timer = asyncio.get_running_loop().call_later(self._seconds, give_up)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not is_late:
+                raise
+            raise BusyError(
+                f"this took longer than {self._seconds:g} seconds: ask for less, or later"
+            ) from None
+        finally:
+            timer.cancel()
 
     def begin(self, do: Callable[[], object]) -> None:
         """Carry something out in a thread, for which nobody waits."""
@@ -152,3 +189,27 @@ class Workers:
     def close(self) -> None:
         """Begin nothing more, and do not wait for what is under way."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _carry_out(loop: asyncio.AbstractEventLoop, quick: list[Quick]) -> None:
+    """Carry some out in this thread, and tell the event loop once."""
+    done: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+    for future, do in quick:
+        if future.cancelled():
+            continue
+        try:
+            done.append((future, do(), None))
+        except Exception as error:
+            done.append((future, None, error))
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(_settle, done)
+
+
+def _settle(done: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, result, error in done:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)

@@ -35,6 +35,8 @@ from pystate.types.state_type import parse_type
 SQL = "application/sql"
 #: Keys of an Arrow answer that are looked up at a time.
 _KEYS_AT_ONCE = 1 << 15
+#: So many keys are looked up quickly.
+_FEW_KEYS = 8
 
 JOB = Parameter("job", "The name of a job.", required=True, example="shop")
 UID = Parameter("uid", "The uid of an operator.", required=True, example="totals")
@@ -203,7 +205,7 @@ async def _keys(call: Call) -> None:
         rows = operator.get(keys, states=states, namespaces=namespaces)
         return document({"epoch": view.epoch, "rows": rows_of(rows)})
 
-    await _answer(call, read)
+    await _answer(call, read, is_quick=len(texts) <= _FEW_KEYS)
 
 
 def _check_keys(call: Call, count: int) -> None:
@@ -398,7 +400,7 @@ async def _sql(call: Call) -> None:
         return view.reader.scan_sql(
             asked["query"],
             asked.get("parameters"),
-            timeout=limits.seconds * 1000,
+            timeout=limits.seconds * 900,  # so that it is the statement that took too long
             memory_bytes=limits.statement_bytes,
             isolated=True,
         )
@@ -422,9 +424,9 @@ def _take_limit(call: Call, asked: Mapping[str, Any]) -> None:
         call.query["limit"] = limit
 
 
-async def _answer(call: Call, read: Callable[[View], bytes]) -> None:
+async def _answer(call: Call, read: Callable[[View], bytes], *, is_quick: bool = False) -> None:
     """Answer with a document that is made in the thread in which a job is read."""
-    async with call.job.reading(*call.epochs, read) as (view, body):
+    async with call.job.reading(*call.epochs, read, is_quick=is_quick) as (view, body):
         await call.answer(body, epoch=view.epoch)
 
 

@@ -136,7 +136,7 @@ def test_a_stream_that_cannot_go_on_says_why_and_has_no_end(folder: Path) -> Non
 
 def test_many_slow_readers_take_bounded_memory_and_do_not_stop_others(folder: Path) -> None:
     """Two hundred ask for all rows, and read nothing."""
-    bounds = {"streams": 4, "seconds": 3, "stall_seconds": 3}
+    bounds = {"streams": 4, "seconds": 10, "stall_seconds": 2}
     with served({"shop": folder}, **bounds) as server:
         assert ask(server, f"{OPERATOR}/scan", {}, Accept=ARROW).status == 200
         before = memory()
@@ -156,7 +156,7 @@ def test_many_slow_readers_take_bounded_memory_and_do_not_stop_others(folder: Pa
         assert memory() - before < 200 << 20
         begun = time.monotonic()
         while ask(server, f"{OPERATOR}/scan", {"limit": 1}).status != 200:
-            assert time.monotonic() - begun < 60
+            assert time.monotonic() - begun < 120
         for connection in slow:
             connection.close()
 

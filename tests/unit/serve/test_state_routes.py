@@ -204,3 +204,17 @@ def test_keys_of_all_types_and_uids_with_any_characters(tmp_path: Path) -> None:
         path = f"/v1/jobs/{job}/operators/embedded/keys?key={quote(json.dumps(form))}"
         [row] = ask(server, path).json["rows"]
         assert row == {**dict(zip(key, form, strict=True)), "x": "-Infinity"}
+
+
+def test_an_epoch_whose_files_are_gone_is_left_for_the_newest(tmp_path: Path) -> None:
+    folder = tmp_path / "shop"
+    with shop(folder) as store, served({"shop": folder}, refresh_seconds=1000) as server:
+        assert ask(server, "/v1/jobs").json["jobs"][0]["epoch"] == 1
+        for n in range(12):
+            store["n"].update_all(store.keys(["word 0", "word 1"]), pa.array([n, n]))
+            epoch = store.checkpoint()
+        assert not list(folder.glob("state/*/*/00000001-*"))
+        answer = ask(server, f"{OPERATOR}/keys?key=word+0&state=n")
+        assert answer.headers["pystate-epoch"] == str(epoch)
+        assert answer.json == {"epoch": epoch, "rows": [{"key": "word 0", "n": 11}]}
+        assert ask(server, f"{OPERATOR}/keys?key=word+0&epoch=1").status == 404
