@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,11 @@ import pytest
 
 #: Of tests that copy the process.
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+def heeds_interrupts() -> None:
+    """Have a new process end on Ctrl-C, also where the tests run in the background; a `preexec_fn`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def forked(streams: tuple[int, int, int], act: Callable[[], object]) -> int:

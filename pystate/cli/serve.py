@@ -56,10 +56,11 @@ def serve(
         int, typer.Option(min=1, help="The longest time of a look-up; a scan has 20 times that.")
     ] = 30,
 ) -> None:
-    """Answer questions about the state of jobs over HTTP, until Ctrl-C or SIGTERM.
+    """Answer questions about state over HTTP, until it is stopped.
 
-    The jobs may run meanwhile, and are not touched. Without --token-file only programs of this
-    machine reach the server. /openapi.json describes what it answers.
+    Ctrl-C and SIGTERM do that. The jobs may run meanwhile, and are not touched. Without
+    --token-file only programs of this machine reach the server. /openapi.json describes what it
+    answers.
 
     Example: pystate serve /data/flights
     """

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import heeds_interrupts
 from tests.unit.cli.test_cli import run
 from tests.work import Work
 
@@ -115,6 +116,7 @@ def test_ctrl_c_ends_it(work: Work) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ,
+        preexec_fn=heeds_interrupts,
     )
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
     running.send_signal(signal.SIGINT)

@@ -30,6 +30,7 @@ from pystate.errors import (
     QueryTimeoutError,
 )
 from pystate.processor.epochs import missing_file
+from tests.forks import heeds_interrupts
 from tests.unit.processor.test_key_files import KEYS, fill, sorted_rows
 from tests.unit.query.test_operators import in_ranges
 from tests.work import Work
@@ -747,7 +748,11 @@ def test_ctrl_c_ends_a_statement(store: ps.Store, call: str) -> None:
         "    print(reader.sql('select 7 as x').to_pylist())\n"
     )
     running = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heeds_interrupts,
     )
     assert running.stdout is not None
     assert running.stdout.readline() == "begun\n", running.communicate()
