@@ -17,7 +17,7 @@ FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWar
 
 
 def heeds_interrupts() -> None:
-    """Have a new process end on Ctrl-C, also where the tests run in the background; a `preexec_fn`."""
+    """A `preexec_fn`: the process ends on Ctrl-C, also where tests run in the background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
