@@ -78,14 +78,18 @@ cdef class Sealed(_Guarded):
 
     def close(self):
         """Free the memory. Does nothing the second time."""
+        cdef bint much
         if self.s is not NULL and self.fork == fork_generation:
-            self.ready()
-            much = pst_sealed_bytes(self.s) >= MUCH_BYTES
-            pst_sealed_destroy(self.s)
-            self.s = NULL
-            if much:
+            self.begin()
+            try:
                 with nogil:
-                    pst_memory_give_back()
+                    much = pst_sealed_bytes(self.s) >= MUCH_BYTES
+                    pst_sealed_destroy(self.s)
+                    if much:
+                        pst_memory_give_back()
+            finally:
+                self.s = NULL
+                self.end()
 
 
 cdef Sealed make_sealed(str where, Budget budget):

@@ -618,6 +618,7 @@ cdef class Finder:
         memset(&detail, 0xFF, sizeof(detail))
         io.blocks = []
         io.c.block = io_block
+        # Any threads at a time: it lives as long as any of them has it.
         with nogil:
             status = pst_finder_find(self.f, &wanted, hidden, &io.c, numbers, &detail)
         if status != PST_OK:

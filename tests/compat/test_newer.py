@@ -149,7 +149,7 @@ OTHERS = (
     r"\.lock|lock"
 )
 #: A document that says what a repair has done.
-NEVER_READ = {"repair"}
+NEVER_READ = {"repair", "lease"}
 
 
 def test_no_kind_of_file_is_forgotten(folders: Path) -> None:

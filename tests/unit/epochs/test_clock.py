@@ -137,6 +137,7 @@ def test_a_checkpoint_remembers_the_doubt(work: FakeWork, caplog: pytest.LogCapt
 
 
 def test_one_driver_says_it_once(work: FakeWork, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     with work.coordinator() as coordinator:
         for n in range(10):
             late = YEARS if 3 <= n < 6 else 0

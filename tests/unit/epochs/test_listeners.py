@@ -64,6 +64,7 @@ def notice_of(work: FakeWork, found: list[CheckpointNotice], fails: bool = False
 
 
 def test_who_is_told_what(work: FakeWork, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     told, notices = Told(work), []
     with work.coordinator(listeners=[Broken(), told]) as coordinator:
         coordinator.run(notice_of(work, notices))
