@@ -148,7 +148,7 @@ OTHERS = (
     r"history/.*\.epochs|owners/\d+\.closed|runs/\d+\.other|spark/.*|"
     r"\.lock|lock"
 )
-#: Documents that say what a repair has done, and who has a lease, of which the name says all that counts.
+#: Documents that say what a repair has done, and who has a lease: its name says all that counts.
 NEVER_READ = {"repair", "lease"}
 
 
