@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import tempfile
@@ -108,6 +109,12 @@ class FakeWork:
         assert operator is not None
         files = operator.ranges[index].files
         return [self.storage.read_bytes(ref.path).decode() for ref in files]
+
+
+@pytest.fixture(autouse=True)
+def usual_level() -> None:
+    """Have each test begin with what is logged without settings: what Spark runs changes that."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture
