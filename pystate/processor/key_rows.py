@@ -19,6 +19,7 @@ from pystate._core import core
 from pystate.checkpoint.state_files import FileSchema
 from pystate.errors import InvalidArgumentError
 from pystate.processor.scan import StateScan
+from pystate.processor.selection import array_of_namespaces, arrays_of_keys
 from pystate.state.aggregating import AggregatingState
 from pystate.state.columns import ELEMENT, NAMESPACE, Column
 from pystate.state.declaration import State
@@ -31,9 +32,9 @@ from pystate.state.map import MapState
 from pystate.state.reducing import ReducingState
 from pystate.state.value import ValueState
 from pystate.tables.below import PARTS, Part, plain_array, state_array
-from pystate.types.arrays import as_array, reference
+from pystate.types.arrays import reference
 from pystate.types.key_codes import key_codes
-from pystate.types.keys import KeyColumns, key_columns, parse_key
+from pystate.types.keys import KeyColumns, parse_key
 from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType
 
@@ -58,12 +59,8 @@ class AskedKeys(NamedTuple):
         cls, key: KeyColumns, namespace: StateType | None, keys: Any, namespaces: Any
     ) -> AskedKeys:
         """Take what a caller gives; `WrongTypeError`, `InvalidArgumentError` if it is none."""
-        given = key_columns(key, keys)
         types = [type_ for _, type_ in key]
-        arrays = [
-            as_array(column, type_, f"key column {name!r}")
-            for (name, type_), column in zip(key, given, strict=True)
-        ]
+        arrays = arrays_of_keys(key, keys)
         rows = len(arrays[0])
         for (name, _), array in zip(key, arrays, strict=True):
             if len(array) != rows:
@@ -73,13 +70,8 @@ class AskedKeys(NamedTuple):
                 )
         if namespaces is not None:
             assert namespace is not None
-            arrays.append(as_array(namespaces, namespace, "the namespaces"))
+            arrays.append(array_of_namespaces(namespace, namespaces, rows))
             types.append(namespace)
-            if len(arrays[-1]) != rows:
-                raise InvalidArgumentError(
-                    f"there are {rows} keys, and {len(arrays[-1])} namespaces: each key has one, "
-                    "which may be null"
-                )
         return cls(arrays, types, namespace is not None and namespaces is None)
 
     def in_order(self, found: pa.Table) -> pa.Table:

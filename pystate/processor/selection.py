@@ -74,6 +74,25 @@ class Selection:
 EVERYTHING = Selection()
 
 
+def arrays_of_keys(key: KeyColumns, keys: Any) -> list[pa.Array[Any]]:
+    """The columns of keys as a caller gives them; `WrongTypeError` if they are of another type."""
+    return [
+        as_array(column, type_, f"key column {name!r}")
+        for (name, type_), column in zip(key, key_columns(key, keys), strict=True)
+    ]
+
+
+def array_of_namespaces(type_: StateType, namespaces: Any, keys: int) -> pa.Array[Any]:
+    """The namespaces of so many keys; `InvalidArgumentError` if they are not as many."""
+    array = as_array(namespaces, type_, "the namespaces")
+    if len(array) != keys:
+        raise InvalidArgumentError(
+            f"there are {keys} keys, and {len(array)} namespaces: each key has one, which may be "
+            "null"
+        )
+    return array
+
+
 class WantedKeys:
     """The keys that are asked for; pickled and sent to the workers of Spark.
 
@@ -88,21 +107,12 @@ class WantedKeys:
         namespaces: tuple[StateType, Any] | None = None,
     ) -> None:
         self._key, self._namespace = key, None if namespaces is None else namespaces[0]
-        self._arrays = [
-            as_array(column, type_, f"key column {name!r}")
-            for (name, type_), column in zip(key, key_columns(key, columns), strict=True)
-        ]
+        self._arrays = arrays_of_keys(key, columns)
         self.max_parallelism = max_parallelism
         self._groups = key_groups(hash_keys(self._arrays), max_parallelism)
         self.key_groups = frozenset(self._groups.tolist())
         if namespaces is not None:
-            type_, spaces = namespaces
-            self._arrays.append(as_array(spaces, type_, "the namespaces"))
-            if len(self._arrays[-1]) != len(self._groups):
-                raise InvalidArgumentError(
-                    f"there are {len(self._groups)} keys, and {len(self._arrays[-1])} namespaces: "
-                    "each key has one, which may be null"
-                )
+            self._arrays.append(array_of_namespaces(*namespaces, len(self._groups)))
 
     def __len__(self) -> int:
         return len(self._groups)
