@@ -21,6 +21,7 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ def _require() -> Any:
     return prometheus_client
 
 
-class FiguresCollector:
+class FiguresCollector(ABC):
     """Collects the figures of some jobs; register it with a registry of prometheus_client."""
 
     def __init__(self, most_operators: int, most_ranges: int) -> None:
@@ -65,9 +66,9 @@ class FiguresCollector:
         self._exposed: weakref.WeakKeyDictionary[JobFigures, tuple[int, list[_Operator]]]
         self._exposed = weakref.WeakKeyDictionary()
 
+    @abstractmethod
     def figures(self) -> list[JobFigures]:
         """The jobs, up to date."""
-        raise NotImplementedError
 
     def describe(self) -> Iterable[Metric]:
         """All names: a registry refuses a second collector that has them."""

@@ -132,7 +132,7 @@ class Connection:
         """Refuse what is closed, and what a fork has copied."""
         if closed or self.closed.is_set():
             raise ClosedError(f"the reader of {self.storage.uri} is closed: connect again")
-        if os.getpid() != self._process:
+        if not self.is_own:
             raise ClosedError(
                 f"the reader of {self.storage.uri} is another process's, which has forked this "
                 "one: connect in each process"
@@ -145,7 +145,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the files, and end waits; does nothing the second time."""
-        if os.getpid() != self._process:
+        if not self.is_own:
             return  # locks are as they were when the process forked
         for place in list(self._places):
             place.stop()
@@ -242,7 +242,7 @@ class Connection:
 
     def leave(self, place: Place) -> None:
         """Nobody stands there any more."""
-        if os.getpid() == self._process:
+        if self.is_own:
             with self._opening:
                 self._places.discard(place)
             if not self.closed.is_set():
