@@ -68,10 +68,10 @@ from pystate.errors import (
     PystateError,
 )
 from pystate.redaction import logger
-from pystate.state.declaration import Defaults, State
+from pystate.state.declaration import Defaults, State, Ttls
 from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
-from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
+from pystate.state.operator_spec import begin_to_expire, declared_fills, in_files, stored_rules
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
 from pystate.tables.hot_keys import HotKeys, warming_s
@@ -214,13 +214,17 @@ class Store:
             self._checkpointed_s = time.monotonic()
             self._looked_up = 0
             try:
-                self._tick()
                 if self._on_disk:
+                    self._tick()
                     self._backend.below.step_by(self._step, self._files)
                     # What a merge makes while it is opened is named by the next manifest.
                     delete_unnamed(self._storage, self._history)
                 self._restore(allow_unclaimed_state)
                 if not self._on_disk:
+                    # What has no time in files must not get one that they never have.
+                    self._tick()
+                    if stored is not None and begin_to_expire(states, stored):
+                        self._backend.sweep_all()
                     delete_unnamed(self._storage, self._history)
             except BaseException:
                 self._backend.close()
@@ -770,12 +774,13 @@ class Store:
             delta.memory.close()
 
     def _operator(self, state: RangeState) -> OperatorState:
-        return OperatorState(_UID, 1, *self._schemas, (state,), defaults=self._defaults)
+        defaults, ttls = self._rules
+        return OperatorState(_UID, 1, *self._schemas, (state,), defaults=defaults, ttls=ttls)
 
     # What is declared stays, and each checkpoint says it.
     @cached_property
-    def _defaults(self) -> Defaults:
-        return stored_defaults(self._backend.declarations)
+    def _rules(self) -> tuple[Defaults, Ttls]:
+        return stored_rules(self._backend.declarations)
 
     @cached_property
     def _schemas(self) -> tuple[Schema, Schema]:

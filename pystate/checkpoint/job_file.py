@@ -24,6 +24,8 @@ from pystate.checkpoint.refs import (
     decode_defaults,
     decode_schema,
     decode_states,
+    decode_ttls,
+    encode_ttls,
     state_epoch,
 )
 from pystate.checkpoint.run_keys import RUNS
@@ -35,15 +37,16 @@ from pystate.errors import (
     SchemaError,
     UnclaimedStateError,
 )
-from pystate.state.declaration import Defaults, file_name, stored_parts
+from pystate.state.declaration import Defaults, Ttls, file_name, stored_parts
 from pystate.state.evolution import refusal, stored_change
 from pystate.state.identity import other_meaning, shown_as, without_kind
 from pystate.state.kinds import declared_as, stored_state
 from pystate.state.value import ValueState
 from pystate.types.keys import MAX_PARALLELISM
 
-#: Version 2 spells states as manifests from format 6 on do. Version 3 has the defaults of states.
-_FORMAT_VERSION = 3
+#: Version 2 spells states as manifests from format 6 on do. Version 3 has the defaults of states,
+#: and version 4 their times to live.
+_FORMAT_VERSION = 4
 JOB_FILE = "job.json"
 #: What makes a folder a savepoint: see `pystate.checkpoint.savepoint`.
 SAVEPOINT_FILE = "savepoint.json"
@@ -68,11 +71,13 @@ class OperatorEntry:
     key_schema: Schema
     state_schema: Schema
     defaults: Defaults = ()
+    ttls: Ttls = ()
 
     @classmethod
     def of(cls, operator: OperatorState) -> OperatorEntry:
         """The entry of an operator as a manifest has it."""
-        return cls(operator.uid, operator.key_schema, operator.state_schema, operator.defaults)
+        schemas = operator.key_schema, operator.state_schema
+        return cls(operator.uid, *schemas, operator.defaults, operator.ttls)
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,10 @@ class JobFile:
                 "max_parallelism": self.max_parallelism,
                 "created_ms": self.created_ms,
                 "library": self.library,
-                "operators": [{**vars(e), "defaults": dict(e.defaults)} for e in self.operators],
+                "operators": [
+                    {**vars(e), "defaults": dict(e.defaults), "ttls": encode_ttls(e.ttls)}
+                    for e in self.operators
+                ],
             },
         )
 
@@ -410,6 +418,7 @@ def _decode_entry(content: object, path: str, version: int) -> OperatorEntry:
             fields.items("state_schema"), path, 1 if version < 2 else WITH_KINDS
         ),
         defaults=decode_defaults(fields.mapping("defaults"), path) if version >= 3 else (),
+        ttls=decode_ttls(fields.mapping("ttls"), path) if version >= 4 else (),
     )
     fields.finish()
     return entry

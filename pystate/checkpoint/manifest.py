@@ -37,8 +37,9 @@ from pystate.types.keys import MAX_PARALLELISM
 #: in older ones all operators share the manifest's. Version 6 has the kind of each state, with the
 #: function that made its values, and the name that files have for a renamed one; in older ones a
 #: value may be that of a fold. Version 7 has what keys without a value have, the declared default;
-#: in older ones that is not known.
-FORMAT_VERSION = 7
+#: in older ones that is not known. Version 8 has how long what is in states lives; in older ones
+#: that is not known, and readers show what has expired.
+FORMAT_VERSION = 8
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
 
 

@@ -35,6 +35,7 @@ from pystate.checkpoint.refs import (
     WITH_DEFAULTS,
     WITH_PARTS,
     WITH_TIME,
+    WITH_TTLS,
     WITH_WATERMARKS,
     FileRef,
     InputState,
@@ -44,7 +45,9 @@ from pystate.checkpoint.refs import (
     decode_schema,
     decode_since,
     decode_states,
+    decode_ttls,
     encode_states,
+    encode_ttls,
     has_timers,
     only_input,
     path_in,
@@ -225,6 +228,7 @@ def encode_operators(
             "timers": op.timers,
             **_encode_time(op, version),
             **({"defaults": dict(op.defaults)} if version >= WITH_DEFAULTS else {}),
+            **({"ttls": encode_ttls(op.ttls)} if version >= WITH_TTLS else {}),
             "ranges": [
                 _encode_range(op.uid, state, _range_in(part, op.uid, state))
                 if version >= WITH_PARTS
@@ -290,6 +294,7 @@ def _decode_operator(
         defaults=decode_defaults(fields.mapping("defaults"), path)
         if version >= WITH_DEFAULTS
         else (),
+        ttls=decode_ttls(fields.mapping("ttls"), path) if version >= WITH_TTLS else (),
     )
     fields.finish()
     return operator

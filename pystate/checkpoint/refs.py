@@ -17,9 +17,10 @@ from urllib.parse import quote
 from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields
 from pystate.checkpoint.state_files import FileInfo
-from pystate.errors import CorruptFileError, InvalidArgumentError
-from pystate.state.declaration import Defaults, file_name
+from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError
+from pystate.state.declaration import Defaults, Ttls, file_name
 from pystate.state.identity import of_unknown_kind, without_kind
+from pystate.state.ttl import StateTtl
 
 #: The first formats of manifests that have event time and timers, that name files in a part, and
 #: that have a watermark per operator.
@@ -28,6 +29,8 @@ WITH_TIME, WITH_PARTS, WITH_WATERMARKS = 2, 4, 5
 WITH_KINDS = 6
 #: The first format of manifests that says what keys have that have no value.
 WITH_DEFAULTS = 7
+#: The first format of manifests that says how long what is in states lives.
+WITH_TTLS = 8
 #: The lineage id of a range that has never been written: the empty table.
 EMPTY_ID = "0" * 32
 #: What state files name timers.
@@ -406,6 +409,10 @@ class OperatorState:
     """Its watermark after the epoch; None if it has no event time, or has not seen any."""
     defaults: Defaults = ()
     """What keys have in states that hold nothing for them, as the epoch's program declared it."""
+    ttls: Ttls = ()
+    """How long what is in states lives, as the epoch's program declared it: what has expired by the
+    epoch's processing time, or `watermark_ms`, is not there for readers. A manifest of an older
+    format says of no state that it expires."""
 
     @property
     def max_event_time_ms(self) -> int | None:
@@ -473,6 +480,23 @@ def decode_defaults(content: Any, path: str) -> Defaults:
     return tuple((name, fields.text(name)) for name in sorted(content))
 
 
+def encode_ttls(ttls: Ttls) -> dict[str, Any]:
+    """Return how long states live in the form of manifests and ``job.json``."""
+    return {name: ttl.stored_as() for name, ttl in ttls}
+
+
+def decode_ttls(content: Any, path: str) -> Ttls:
+    """Parse what `encode_ttls` returned."""
+    fields = Fields(content, path)
+    ttls = []
+    for name in sorted(content):
+        try:
+            ttls.append((name, StateTtl.from_stored(fields.value(name))))
+        except DeclarationError as error:
+            raise CorruptFileError(f"{path}: state {name!r}: {error}") from error
+    return tuple(ttls)
+
+
 def encode_states(states: Schema, version: int) -> Schema:
     """The inverse of `decode_states`."""
     if version >= WITH_KINDS:
@@ -485,6 +509,7 @@ def fingerprint(operator: OperatorState) -> str:
 
     It begins with a digest of the ids of its ranges, of its schemas, and of what counts in its
     files. Then follow two digits of each range's id, by which few candidates are left for each.
+    Defaults and times to live are not in it: no file is read otherwise because of them.
     """
     said = [
         operator.uid,

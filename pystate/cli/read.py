@@ -68,6 +68,9 @@ Epoch = Annotated[
 ]
 Explode = Annotated[bool, typer.Option("--explode", help="Of a list or map: a row per element.")]
 Timers = Annotated[bool, typer.Option("--timers", help="Timers in place of states.")]
+Expired = Annotated[
+    bool, typer.Option("--expired", help="Also what has expired, and was not removed yet.")
+]
 
 
 def read(
@@ -79,6 +82,7 @@ def read(
     limit: Limit = None,
     explode: Explode = False,
     timers: Timers = False,
+    expired: Expired = False,
     style: Format = None,
     json: AsJson = False,
 ) -> None:
@@ -94,7 +98,14 @@ def read(
 
     def scan() -> pa.RecordBatchReader:
         return scan_state(
-            location, uid, state=state, epoch=epoch, keys=keys, explode=explode, timers=timers
+            location,
+            uid,
+            state=state,
+            epoch=epoch,
+            keys=keys,
+            explode=explode,
+            timers=timers,
+            expired=expired,
         )
 
     print_rows(_batches(scan, again=epoch is None), chosen, limit)
@@ -143,6 +154,7 @@ def export(
     epoch: Epoch = None,
     explode: Explode = False,
     timers: Timers = False,
+    expired: Expired = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier export.")
     ] = False,
@@ -164,6 +176,7 @@ def export(
             epoch=epoch,
             explode=explode,
             timers=timers,
+            expired=expired,
             overwrite=overwrite,
             progress=progress,
         )

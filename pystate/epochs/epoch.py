@@ -58,7 +58,7 @@ from pystate.errors import (
     NoEventTimeError,
     UnclaimedStateError,
 )
-from pystate.state.declaration import Defaults
+from pystate.state.declaration import Defaults, Ttls
 from pystate.state.expiring import Expiring
 from pystate.types.fills import Fills
 
@@ -199,6 +199,7 @@ class Epoch:
         timers: bool | None = None,
         fills: Mapping[str, Fills] = MappingProxyType({}),
         defaults: Defaults = (),
+        ttls: Ttls = (),
         seen: Sequence[InputState] = (),
         dropped: Collection[str] = (),
         expiring: Expiring | None = None,
@@ -207,10 +208,11 @@ class Epoch:
 
         Returns the state that each range must attach to. Without `timers` it has timers if it had
         any, or reports one. `fills` has the defaults of fields that are added to structs, by the
-        states' names in files; `defaults` what keys without a value have, for readers of the
-        checkpoint. An operator that is not in the base has `seen` of its inputs before this epoch.
-        States that are `dropped` may be left out even if unclaimed state is not allowed. What is
-        `expiring` is left out by merges, by the clock of the epoch that plans them.
+        states' names in files; `defaults` what keys without a value have, and `ttls` how long what
+        is in states lives, both for readers of the checkpoint. An operator that is not in the base
+        has `seen` of its inputs before this epoch. States that are `dropped` may be left out even
+        if unclaimed state is not allowed. What is `expiring` is left out by merges, by the clock of
+        the epoch that plans them.
         """
         self._check_open()
         if uid in self._declared:
@@ -256,7 +258,15 @@ class Epoch:
             )
         known = tuple(seen) if stored is None else stored.inputs
         declared = OperatorState(
-            uid, width, keys, states, ranges, timers or False, known, defaults=tuple(defaults)
+            uid,
+            width,
+            keys,
+            states,
+            ranges,
+            timers or False,
+            known,
+            defaults=tuple(defaults),
+            ttls=tuple(ttls),
         )
         self._declared[uid] = declared
         if expiring is not None:

@@ -329,6 +329,7 @@ def _operator(
                 timers=has_timers,
                 watermark_ms=record.watermark_ms,
                 defaults=entry.defaults,
+                ttls=entry.ttls,
             )
             if fingerprint(candidate) == record.fingerprint:
                 return candidate

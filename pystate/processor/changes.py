@@ -86,13 +86,15 @@ def changes(
     Both sides have the newer epoch's types and defaults. A type that became wider, and fields that
     were removed, make no difference; nor does a field that was added, as long as it is null.
 
+    That a value expires is no change: both sides have what is stored, as ``expired=True`` reads it.
+    Where a delta removes it, as the job's own cleaning does, that is one, unless a merge of files
+    has left it out before, which says nothing. A list may lose its items some at a time.
+
     The cost is in the order of the changes: the keys are read from the deltas between the two
     epochs, and looked up. All of the state is compared only if a state was dropped and declared
     anew in between, or a field was added with a default; and from the beginning, epoch 0, where all
     is a change. A bounded number of keys is in memory at a time, beside the table of changes;
     `scan_changes` does without the table.
-
-    What a time to live ends is no change: no delta says that it has ended.
     """
     request = _Request("changes", location, uid, from_epoch, to_epoch, state, keys)
     schema, batches = request.batches()
@@ -147,7 +149,8 @@ class _Request(NamedTuple):
         first = integer(self.from_epoch, f"{self.caller}: from_epoch", least=0)
         if self.to_epoch is not None:
             integer(self.to_epoch, f"{self.caller}: to_epoch", least=1)
-        selection = Selection(self.state)
+        # What has expired is a change once a delta says so: see `changes`.
+        selection = Selection(self.state, expired=True)
         new = StateScan.of(
             storage, self.uid, epoch=self.to_epoch, selection=selection, keys=self.keys
         )

@@ -40,6 +40,7 @@ _COLUMNS: dict[str, pa.DataType] = {
     "state": pa.string(),
     "kind": pa.string(),
     "type": pa.string(),
+    "ttl": pa.string(),
     "parallelism": pa.int32(),
     "max_parallelism": pa.int32(),
     "files": pa.int64(),
@@ -189,6 +190,8 @@ def state_metadata(location: str | os.PathLike[str], *, epoch: int | None = None
           whose ``state`` is null. In epochs of older versions ``value`` may also be a reducing
           state, or a count, a sum or an extreme.
         - ``type``: of the column that `read_state` gives, in DDL; null for timers.
+        - ``ttl``: its time to live, as `StateTtl` is written; null if it has none, and in epochs
+          whose manifest has format 7 or less, which do not say.
         - ``parallelism``, ``max_parallelism``.
         - ``files``, ``size_bytes``, ``watermark_ms``: of the operator, in that epoch.
         - ``created``, ``processing_time`` and ``library``: of the epoch.
@@ -233,11 +236,13 @@ def _rows(storage: CheckpointStorage, manifest: Manifest) -> list[dict[str, Any]
             "files": len(files),
             "size_bytes": sum(files.values()),
         }
+        ttls = {name: repr(ttl) for name, ttl in operator.ttls}
         for name, stored in operator.state_schema:
             kind, type_ = _kind_and_type(stored)
-            rows.append({**common, "state": name, "kind": kind, "type": type_})
+            described = {"state": name, "kind": kind, "type": type_, "ttl": ttls.get(name)}
+            rows.append({**common, **described})
         if operator.timers:
-            rows.append({**common, "state": None, "kind": "timers", "type": None})
+            rows.append({**common, "state": None, "kind": "timers", "type": None, "ttl": None})
     return rows
 
 

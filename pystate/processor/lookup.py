@@ -55,8 +55,7 @@ class StateLookup:
     selection : Selection
         Which states are read, and how.
     declared : mapping of str to State
-        States by name as a program declares them. They are read so, and expire by the clock that is
-        named: a checkpoint does not know times to live.
+        States by name as a program declares them. They are read so, and not as the epoch says.
     cache_bytes : int or BlockCache
         How much of what was read of files with guides stays in memory; a `BlockCache` may be that
         of several look-ups.
@@ -144,7 +143,7 @@ class StateLookup:
         keys: Any,
         namespaces: Any = None,
         *,
-        clock: Clock = (None, None),
+        clock: Clock | None = None,
         selection: Selection | None = None,
     ) -> pa.Table:
         """The rows of those keys that exist, in no particular order.
@@ -156,8 +155,9 @@ class StateLookup:
         namespaces : array-like, optional
             A namespace per key; without, the rows of all namespaces of the keys are read.
         clock : tuple
-            The processing time and the watermark, in milliseconds since 1970, by which states that
-            were declared with a time to live are hidden; None where one is not known.
+            The processing time and the watermark, in milliseconds since 1970, by which states with
+            a time to live expire; None where one is not known. By default those of the epoch. What
+            has expired is not there, unless the selection has `expired`.
         selection : Selection, optional
             Which states are read this time, and how.
 
@@ -178,7 +178,7 @@ class StateLookup:
         keys: Any,
         namespaces: Any = None,
         *,
-        clock: Clock = (None, None),
+        clock: Clock | None = None,
         selection: Selection | None = None,
     ) -> pa.Table:
         """The rows of keys in their order, a key's as often as it is asked for.
@@ -290,10 +290,12 @@ class _Epoch:
             known[selection] = KeyRows.of(scan, files)
         return known.get(selection)
 
-    def rows(self, keys: Any, namespaces: Any, clock: Clock, selection: Selection) -> pa.Table:
+    def rows(
+        self, keys: Any, namespaces: Any, clock: Clock | None, selection: Selection
+    ) -> pa.Table:
         rows = self.key_rows(selection)
         if rows is not None:
-            return rows.rows(self._asked(keys, namespaces), clock)
+            return rows.rows(self._asked(keys, namespaces), self._time(clock))
         scan = self.scan
         wanted = WantedKeys(
             self._key,
@@ -302,18 +304,28 @@ class _Epoch:
             None if namespaces is None else (self._namespace(), namespaces),
         )
         looked = replace(
-            scan, keys=wanted, key_groups=wanted.key_groups, clock=clock, selection=selection
+            scan,
+            keys=wanted,
+            key_groups=wanted.key_groups,
+            clock=self._time(clock),
+            selection=selection,
         )
         return pa.Table.from_batches(looked.batches(self._files), looked.schema)
 
-    def get(self, keys: Any, namespaces: Any, clock: Clock, selection: Selection) -> pa.Table:
+    def get(
+        self, keys: Any, namespaces: Any, clock: Clock | None, selection: Selection
+    ) -> pa.Table:
         asked = self._asked(keys, namespaces)
         rows = self.key_rows(selection)
         if rows is not None:
-            return rows.get(asked, clock)
+            return rows.get(asked, self._time(clock))
         columns = asked.arrays[: len(self._key)]
         spaces = None if namespaces is None else asked.arrays[-1]
         return asked.in_order(self.rows(columns, spaces, clock, selection))
+
+    def _time(self, clock: Clock | None) -> Clock:
+        """The clock that is asked for, by default the epoch's."""
+        return self.scan.clock if clock is None else clock
 
     def _asked(self, keys: Any, namespaces: Any) -> AskedKeys:
         if namespaces is not None:

@@ -68,6 +68,7 @@ def export_state(
     epoch: int | None = None,
     explode: bool = False,
     timers: bool = False,
+    expired: bool = False,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Export:
@@ -75,7 +76,7 @@ def export_state(
 
     Parameters
     ----------
-    location, uid, state, epoch, explode, timers
+    location, uid, state, epoch, explode, timers, expired
         As for `read_state`.
     destination : str or path
         The folder of the files, which is not there yet. It gets its name when they are whole.
@@ -105,7 +106,7 @@ def export_state(
     flag(overwrite, "export_state: overwrite")
     check_callback(progress, "export_state: progress")
     _check_free(target, overwrite)
-    selection = Selection(state, explode, timers)
+    selection = Selection(state, explode, timers, expired=expired)
 
     def write() -> Export:
         scan = StateScan.of(source, uid, epoch=epoch, selection=selection)

@@ -43,14 +43,18 @@ from pystate.processor.selection import (
     wanted_groups,
 )
 from pystate.state.aggregating import AggregatingState
-from pystate.state.declaration import State
+from pystate.state.declaration import State, file_name
 from pystate.state.defaults import default_columns, fill_defaults, mark_default
 from pystate.state.key_batch import KeyBatch
 from pystate.state.kinds import stored_state
+from pystate.state.list import ListState
+from pystate.state.map import MapState
 from pystate.state.operator_spec import OperatorSpec
+from pystate.state.ttl import StateTtl
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
 from pystate.types.arrays import hash_keys, key_groups
+from pystate.types.equality import Flags, present
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType
 
@@ -81,7 +85,7 @@ class StateScan:
     declared: Mapping[str, State[Any]] = field(default_factory=dict)
     """How states are declared that are to be read otherwise than they are stored."""
     clock: tuple[int | None, int | None] = (None, None)
-    """The processing time and the watermark by which `declared` states expire."""
+    """The processing time and the watermark by which states expire."""
 
     @classmethod
     def of(
@@ -145,6 +149,7 @@ class StateScan:
             selection,
             wanted,
             groups,
+            clock=clock_of(manifest, operator),
         )
         selection.check(scan.states, operator.timers, operator.uid)
         return scan
@@ -164,10 +169,40 @@ class StateScan:
 
     @cached_property
     def states(self) -> dict[str, State[Any]]:
-        """The declarations of all states, as far as files know them."""
+        """The declarations of all states, as far as the checkpoint knows them."""
         uid, schema = self.operator.uid, self.operator.state_schema
-        stored = {name: stored_state(uid, name, spelling) for name, spelling in schema}
+        ttls = {} if self.selection.expired else dict(self.operator.ttls)
+        stored = {
+            name: stored_state(uid, name, spelling).expiring_by(ttls.get(name))
+            for name, spelling in schema
+        }
         return {name: self.declared.get(name, state) for name, state in stored.items()}
+
+    def at(self, older: Manifest) -> StateScan | None:
+        """The same of an older epoch: its files, with the states that this one has.
+
+        They have their types and defaults of here, and expire as that epoch says. None if it does
+        not have the operator.
+        """
+        operator = older.operator(self.operator.uid)
+        if operator is None:
+            return None
+        now = self.operator
+        # Since a state was renamed, another one may have its former name.
+        names = {file_name(*pair): pair[0] for pair in now.state_schema}
+        ttls, schema = dict(operator.ttls), dict(operator.state_schema)
+        own = (
+            (names[file], ttls[name])
+            for name, stored in schema.items()
+            if name in ttls and (file := file_name(name, stored)) in names
+        )
+        as_now = replace(
+            operator,
+            state_schema=now.state_schema,
+            defaults=now.defaults,
+            ttls=tuple(sorted(own, key=lambda pair: pair[0])),
+        )
+        return replace(self, epoch=older.epoch, operator=as_now, clock=clock_of(older, operator))
 
     def split(self, part_bytes: int = 0) -> list[StateScan]:
         """One scan per part, which together have the rows of this one."""
@@ -264,14 +299,16 @@ class StateScan:
         return declaration.arrow_type
 
     def _exported(self, backend: KeyedStateBackend, keys: KeyBatch) -> pa.RecordBatch:
+        accumulators = {}
+        if self.selection.accumulators:
+            # Before the results are read: what has expired may be visible once.
+            for name, declaration in self.given.items():
+                if isinstance(declaration, AggregatingState):
+                    accumulators[name] = backend[name].accumulators(keys).cast(pa.binary())
         rows = backend.exported(keys, None if self.selection.only is None else self.given)
-        if not self.selection.accumulators:
-            return rows
-        for name, declaration in self.given.items():
-            if isinstance(declaration, AggregatingState):
-                place = rows.schema.get_field_index(name)
-                kept = backend[name].accumulators(keys).cast(pa.binary())
-                rows = rows.set_column(place, pa.field(name, kept.type), kept)
+        for name, kept in accumulators.items():
+            place = rows.schema.get_field_index(name)
+            rows = rows.set_column(place, pa.field(name, kept.type), kept)
         return rows
 
     def backend(self, bounds: tuple[int, int]) -> KeyedStateBackend:
@@ -279,7 +316,7 @@ class StateScan:
         operator = OperatorSpec(
             uid=self.operator.uid,
             key=parse_key(list(self.operator.key_schema)),
-            states=self.read,
+            states={name: _unused(state) for name, state in self.read.items()},
             namespace=self.namespace,
             timers=self.selection.timers,
             max_parallelism=self.max_parallelism,
@@ -309,7 +346,28 @@ class StateScan:
             yield from self._timers(backend)
             return
         for keys in backend.existing():
-            yield from self._shape(self._exported(backend, keys))
+            rows = self._exported(backend, keys)
+            if any(state.ttl is not None for state in self.read.values()):
+                rows = rows.filter(pa.array(self._exist(backend, keys, rows)))
+            yield from self._shape(rows)
+
+    def _exist(self, backend: KeyedStateBackend, keys: KeyBatch, rows: pa.RecordBatch) -> Flags:
+        """Whether each key has anything that has not expired: a table keeps what nobody sees."""
+        exist = np.zeros(rows.num_rows, np.bool_)
+        others = self.read.keys() - self.given.keys()
+        more = backend.exported(keys, others) if others else rows
+        for name, state in self.read.items():
+            column: Any = (more if name in others else rows).column(name)
+            elements = isinstance(state, (ListState, MapState))
+            exist |= present(column) if elements else np.asarray(column.is_valid())
+        for name, state in self.read.items():
+            # The result of what is there may be null.
+            if isinstance(state, AggregatingState) and not exist.all():
+                kept = backend[name].accumulators(keys)
+                if isinstance(kept, list):  # the objects of a user's function
+                    kept = pa.array([each is not None or None for each in kept], pa.bool_())
+                exist |= np.asarray(kept.is_valid())
+        return exist
 
     def _rows_of_keys(
         self, state: RangeState, keys: WantedKeys, looking: KeyFiles
@@ -410,6 +468,19 @@ class StateScan:
                 if rows.num_rows:
                     yield rows
                 due.fire_all()  # in this table only: the next ones follow
+
+
+def _unused(state: State[Any]) -> State[Any]:
+    """A state whose readers do not count as use, so that they change no table."""
+    ttl = state.ttl
+    if ttl is None or ttl.update == "create_and_write":
+        return state
+    return state.expiring_by(StateTtl(ttl.duration_ms, visibility=ttl.visibility, time=ttl.time))
+
+
+def clock_of(manifest: Manifest, operator: OperatorState) -> tuple[int, int | None]:
+    """The processing time and the operator's watermark, by which its states expire in an epoch."""
+    return manifest.processing_time_ms, operator.watermark_ms
 
 
 def _raw_bytes(state: RangeState) -> int:

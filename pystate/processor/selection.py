@@ -47,11 +47,15 @@ class Selection:
         """Whether there is a column of a state that is read."""
         return self.only is None or state in self.only
 
+    expired: bool = False
+    """Whether what has expired, and is still in files, is read as if nothing expired."""
+
     def check(self, states: dict[str, State[Any]], has_timers: bool, uid: str) -> None:
         """Refuse what the operator does not have, and combinations that make no sense."""
         flag(self.explode, "explode")
         flag(self.accumulators, "accumulators")
         flag(self.defaults, "defaults")
+        flag(self.expired, "expired")
         if flag(self.timers, "timers") and (self.state is not None or self.explode):
             raise InvalidArgumentError(
                 "timers=True reads timers alone: read states by another call, without it"

@@ -34,6 +34,7 @@ def read_state(
     timers: bool = False,
     accumulators: bool = False,
     defaults: bool = True,
+    expired: bool = False,
 ) -> pa.Table:
     """Read an operator's state from a checkpoint or savepoint into one table.
 
@@ -68,6 +69,9 @@ def read_state(
     defaults : bool
         Whether a key without a value has the default that the epoch's program declared; otherwise
         it has null.
+    expired : bool
+        Whether to read also what has expired by the epoch's processing time or the operator's
+        watermark, and was not removed yet.
 
     Returns
     -------
@@ -89,8 +93,10 @@ def read_state(
 
     Notes
     -----
-    Values that have expired are in the table until a job has cleaned them up: times to live are
-    declared in the job's code, and not in the checkpoint.
+    States expire as the epoch's program declared them: a value or an aggregate as a whole, lists
+    and maps item by item, and a key that has nothing else is not in the table. Only what a program
+    sees after it expired, by ``visibility="return_if_not_cleaned_up"``, is read until it is
+    removed. A manifest of format 7 or less does not know times to live, so that all is read.
 
     See Also
     --------
@@ -101,7 +107,7 @@ def read_state(
         storage,
         uid,
         epoch=epoch,
-        selection=Selection(state, explode, timers, accumulators, defaults),
+        selection=Selection(state, explode, timers, accumulators, defaults, expired=expired),
         keys=keys,
         key_groups=key_groups,
     )
@@ -119,12 +125,13 @@ def scan_state(
     timers: bool = False,
     accumulators: bool = False,
     defaults: bool = True,
+    expired: bool = False,
 ) -> pa.RecordBatchReader:
     """Read an operator's state from a checkpoint or savepoint, lazily.
 
     Parameters
     ----------
-    location, uid, state, epoch, keys, key_groups, explode, timers, accumulators, defaults
+    location, uid, state, epoch, keys, key_groups, explode, timers, accumulators, defaults, expired
         As for `read_state`.
 
     Returns
@@ -144,7 +151,7 @@ def scan_state(
         storage_at(location, "scan_state"),
         uid,
         epoch=epoch,
-        selection=Selection(state, explode, timers, accumulators, defaults),
+        selection=Selection(state, explode, timers, accumulators, defaults, expired=expired),
         keys=keys,
         key_groups=key_groups,
     )

@@ -46,7 +46,7 @@ from pystate.processor.state_reader import read_state
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import Defaults, State
 from pystate.state.kinds import declared_as
-from pystate.state.operator_spec import OperatorSpec, stored_defaults
+from pystate.state.operator_spec import OperatorSpec, stored_defaults, stored_ttls
 from pystate.state.value import ValueState
 from pystate.tables.range_rows import NOT_ITS_RESULT, is_kept, write_range
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
@@ -367,6 +367,7 @@ class Destination:
             inputs=inputs,
             watermark_ms=watermark_ms,
             defaults=_defaults(rows.declarations(operator.uid), replaced),
+            ttls=stored_ttls(rows.declarations(operator.uid)),
         )
         self._written[operator.uid] = gather_instances(written_state, self.max_parallelism)
 

@@ -54,6 +54,7 @@ _OPTIONS = (
     "timers",
     "accumulators",
     "defaults",
+    "expired",
     "metadata",
 )
 _ALL = "all"
@@ -81,9 +82,9 @@ class StateSource(DataSource):
 
     The executors read the files, a part of the key groups at a time. Columns are those of
     `pystate.read_state`. The argument of ``load`` (or the option ``path``) is the checkpoint. Other
-    options are ``uid``, ``state``, ``epoch``, ``explode``, ``timers``, ``accumulators`` and
-    ``defaults``, as there. ``metadata`` adds the columns ``epoch`` and ``key_group``; with it, the
-    epoch ``all`` stands for all that are retained.
+    options are ``uid``, ``state``, ``epoch``, ``explode``, ``timers``, ``accumulators``,
+    ``defaults`` and ``expired``, as there. ``metadata`` adds the columns ``epoch`` and
+    ``key_group``; with it, the epoch ``all`` stands for all that are retained.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -105,6 +106,7 @@ class StateSource(DataSource):
             timers=_flag(options, "timers"),
             accumulators=_flag(options, "accumulators"),
             defaults=_flag(options, "defaults", default=True),
+            expired=_flag(options, "expired"),
         )
         storage = open_storage(path)
         self._metadata = _flag(options, "metadata")
@@ -119,12 +121,10 @@ class StateSource(DataSource):
         newest = StateScan.of(storage, options.get("uid"), epoch=number, selection=selection)
         self._scans = [newest]
         for older in retained_epochs(storage) if whole else ():
-            operator = epoch_of(storage, older).operator(newest.operator.uid)
-            if older < newest.epoch and operator is not None:
-                # States that came later are absent in it, and have their default.
-                now = newest.operator
-                operator = replace(operator, state_schema=now.state_schema, defaults=now.defaults)
-                self._scans.append(replace(newest, epoch=older, operator=operator))
+            # States that came later are absent in it, and have their default.
+            scan = newest.at(epoch_of(storage, older)) if older < newest.epoch else None
+            if scan is not None:
+                self._scans.append(scan)
 
     @classmethod
     def name(cls) -> str:

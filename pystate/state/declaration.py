@@ -30,6 +30,8 @@ H = TypeVar("H", covariant=True)
 
 #: What keys without a value have, by the names of states: as `State.stored_default` gives it.
 Defaults: TypeAlias = tuple[tuple[str, str], ...]
+#: How long what is in states lives, by the names of those that have a time to live.
+Ttls: TypeAlias = tuple[tuple[str, StateTtl], ...]
 
 #: The longest name, and the longest type as it is written, in a state file; see csrc/FORMAT.md.
 MOST_TEXT_BYTES = 65535
@@ -111,6 +113,10 @@ class State(ABC, Generic[H]):
     def referring_to(self, reference_ms: int | None) -> Self:
         """The same state with that `reference_ms`."""
         return self._with("_reference_ms", reference_ms)
+
+    def expiring_by(self, ttl: StateTtl | None) -> Self:
+        """The same state with that `ttl`."""
+        return self._with("_ttl", ttl)
 
     def _with(self, name: str, value: object) -> Self:
         copy: Self = object.__new__(builtins.type(self))

@@ -22,15 +22,17 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from pystate._core import core
 from pystate.errors import DeclarationError, SchemaError
 from pystate.state.columns import LIST, MAP
-from pystate.state.declaration import Defaults, State, file_name, stored_reference_ms
+from pystate.state.declaration import Defaults, State, Ttls, file_name, stored_reference_ms
 from pystate.types.fills import Fills, pin
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
+
+_Schema: TypeAlias = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ class OperatorSpec:
         """Return what keys without a value have, for a checkpoint's metadata."""
         return stored_defaults(self.states)
 
+    def ttls(self) -> Ttls:
+        """Return how long what is in states lives, for a checkpoint's metadata."""
+        return stored_ttls(self.states)
+
     def continuing(self, stored: Sequence[tuple[str, str]]) -> OperatorSpec:
         """The operator as one whose states a checkpoint has already, under these spellings.
 
@@ -119,6 +125,34 @@ def stored_defaults(states: Mapping[str, State[Any]]) -> Defaults:
     return tuple((name, text) for name, text in defaults.items() if text is not None)
 
 
+def stored_ttls(states: Mapping[str, State[Any]]) -> Ttls:
+    """Return how long what is in states lives, by the names of those that have a time to live."""
+    ttls = ((name, states[name].ttl) for name in sorted(states))
+    return tuple((name, ttl) for name, ttl in ttls if ttl is not None)
+
+
+def stored_rules(states: Mapping[str, State[Any]]) -> tuple[Defaults, Ttls]:
+    """Return what a checkpoint's metadata says of states for its readers."""
+    return stored_defaults(states), stored_ttls(states)
+
+
+class _Stored(Protocol):
+    """An operator as a manifest has it."""
+
+    @property
+    def state_schema(self) -> _Schema: ...
+    @property
+    def ttls(self) -> Ttls: ...
+
+
+def begin_to_expire(states: Mapping[str, State[Any]], stored: _Stored) -> bool:
+    """Whether a stored state is declared with a time to live, and may have had none until now."""
+    ttls = dict(stored.ttls)
+    timeless = {file_name(*pair) for pair in stored.state_schema if pair[0] not in ttls}
+    timed = {state.file_name(name) for name, state in states.items() if state.ttl is not None}
+    return not timed.isdisjoint(timeless)
+
+
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
     """Return what stands for the declarations' own defaults where no checkpoint's metadata does.
 
@@ -130,9 +164,6 @@ def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
         for name, state in states.items()
         for path, value in state.fills().items()
     }
-
-
-_Schema = Sequence[tuple[str, str]]
 
 
 def check_former_names(declared: Mapping[str, State[Any]], what: str) -> None:

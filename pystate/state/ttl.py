@@ -22,6 +22,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "visibility": ("never_return_expired", "return_if_not_cleaned_up"),
     "time": ("processing", "event"),
 }
+#: What is stored of a time to live, in the order of `_restored`.
+_STORED = ("duration_ms", "update", "visibility", "time")
 _UNITS_US = {
     "days": 86_400_000_000,
     "hours": 3_600_000_000,
@@ -127,6 +129,19 @@ class StateTtl:
                     f"{nearest(value, _CHOICES[name])}"
                 )
             set_(self, name, value)
+
+    def stored_as(self) -> dict[str, Any]:
+        """The form that a checkpoint's metadata has, a JSON object; `from_stored` reads it."""
+        return dict(zip(_STORED, self._fields(), strict=True))
+
+    @classmethod
+    def from_stored(cls, stored: Any) -> StateTtl:
+        """Parse what `stored_as` returned; `DeclarationError` if it is anything else."""
+        if not isinstance(stored, dict) or sorted(stored) != sorted(_STORED):
+            raise DeclarationError(f"{stored!r:.120} is no time to live")
+        if type(stored["duration_ms"]) is not int:
+            raise DeclarationError(f"{stored['duration_ms']!r:.60} is no duration in milliseconds")
+        return _restored(*(stored[name] for name in _STORED))
 
     @property
     def granularity_ms(self) -> int:

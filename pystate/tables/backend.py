@@ -25,10 +25,7 @@ from pystate.checkpoint.state_files import (
     open_file,
     refuse_renames,
 )
-from pystate.errors import (
-    InvalidArgumentError,
-    LineageError,
-)
+from pystate.errors import InvalidArgumentError, LineageError, MemoryLimitError, PoisonedError
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
 from pystate.state.handle import Objects
@@ -540,6 +537,13 @@ class KeyedStateBackend:
         # A table that is not dirty is not sealed: the next epoch of an idle table scans on.
         self._swept = self.dirty
         return gone
+
+    def sweep_all(self) -> None:
+        """`expire` of all keys, which gives a time to what has none, as far as memory allows."""
+        try:
+            self._table.expire((1 << 64) - 1)
+        except (MemoryLimitError, PoisonedError):
+            self.rollback()
 
     def register_timer(self, domain: TimeDomain, timestamp: int) -> None:
         """Register a timer of the current key and namespace, in milliseconds since 1970."""

@@ -532,6 +532,46 @@ def test_what_expired_is_gone_for_good_with_the_next_checkpoint(tmp_path: Path) 
         assert (store["v"].value(), store["m"].items()) == (None, [("young", 2)])
 
 
+def test_a_time_to_live_that_is_added_begins_once(tmp_path: Path, home: str) -> None:
+    """At the first opening that ends with a checkpoint, for all that is stored."""
+    now = [1_000]
+
+    def begun(ttl: ps.StateTtl | None) -> Store:
+        states: dict[str, Any] = {
+            "v": ps.ValueState("long", ttl=ttl),
+            "l": ps.ListState("long", ttl=ttl),
+            "m": ps.MapState("long", "long", ttl=ttl),
+            "n": ps.ValueState("long"),
+        }
+        return ps.open(tmp_path / "s", key="long", states=states, clock=lambda: now[0], **DEFAULTS)
+
+    def content(store: Store, key: int) -> tuple[Any, ...]:
+        store.set_current_key(key)
+        return store["v"].value(), list(store["l"].get()), list(store["m"].keys())
+
+    keys = 5000  # more than an epoch's scan looks at
+    with begun(None) as store:
+        for key in range(keys):
+            store.set_current_key(key)
+            store["v"].update(key)
+            store["l"].add(key)
+            store["m"].put(key, key)
+        store.checkpoint()
+    ttl = ps.StateTtl(seconds=1)
+    now[0] = 1_500
+    begun(ttl).close()  # nothing is kept of it
+    for now[0] in (2_000, 2_500, 2_999):
+        with begun(ttl) as store:
+            for key in range(0, keys, 7):
+                assert content(store, key) == (key, [key], [key])
+            store["n"].update(now[0])
+            store.checkpoint()
+    now[0] = 3_000
+    with begun(ttl) as store:
+        for key in range(0, keys, 7):
+            assert content(store, key) == (None, [], [])
+
+
 def test_a_store_has_no_event_time(tmp_path: Path) -> None:
     states = {"n": ps.ValueState("long", ttl=ps.StateTtl(hours=1, time="event"))}
     with pytest.raises(NoEventTimeError, match=r"'n' would never expire: a store has no event"):

@@ -323,6 +323,7 @@ class Evaluation:
             timers=operator.timers,
             fills=operator.fills(),
             defaults=operator.defaults(),
+            ttls=operator.ttls(),
             seen=seen,
             dropped=operator.dropped,
             expiring=Expiring.of(operator.states, None, None) if operator.expires else None,

@@ -137,6 +137,7 @@ EXPORT = {
     "epoch": (["'4'", "0", "True", "99"], "epoch"),
     "explode": ([*NO_FLAG, "True"], "^explode"),
     "timers": ([*NO_FLAG, "True"], "timers"),
+    "expired": (NO_FLAG, "^expired is True or False, not"),
     "overwrite": (NO_FLAG, "^export_state: overwrite is True or False, not"),
     "progress": (["3", "'yes'", "True"], "^export_state: progress is a function, not"),
 }
@@ -158,6 +159,7 @@ READ = {
     "timers": ([*NO_FLAG, "True"], "timers"),
     "accumulators": (NO_FLAG, "^accumulators is True or False"),
     "defaults": (NO_FLAG, "^defaults is True or False"),
+    "expired": (NO_FLAG, "^expired is True or False"),
 }
 CHANGES = {
     **SELECTED,

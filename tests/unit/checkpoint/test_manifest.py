@@ -28,6 +28,7 @@ from pystate.checkpoint.refs import (
     state_folder,
 )
 from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
+from pystate.state.ttl import StateTtl
 
 
 def file_ref(number: int, kind: str = "delta", parent: int | None = None) -> FileRef:
@@ -106,7 +107,7 @@ def test_every_flipped_byte_and_every_truncation() -> None:
 
 def test_newer_format_is_told_apart_from_damage() -> None:
     data = encode_document("manifest", FORMAT_VERSION + 1, {"what": "ever"})
-    with pytest.raises(NewerFormatError, match=r"m: format version 8 .* upgrade"):
+    with pytest.raises(NewerFormatError, match=r"m: format version 9 .* upgrade"):
         Manifest.decode(data, "m")
 
 
@@ -187,6 +188,43 @@ def test_wrong_inputs_under_a_right_checksum(wrong: Any) -> None:
     fields["operators"][0]["inputs"][1] = wrong
     kept = {k: v for k, v in fields.items() if k not in ("kind", "format_version")}
     with pytest.raises(CorruptFileError, match="is not an operator's input"):
+        Manifest.decode(encode_document("manifest", FORMAT_VERSION, kept), "m")
+
+
+TTL = StateTtl(5, update="read_and_write", visibility="return_if_not_cleaned_up", time="event")
+
+
+def with_ttls() -> Manifest:
+    """A manifest that says of a state how long what is in it lives."""
+    first, second = manifest().operators
+    return manifest(operators=(dataclasses.replace(first, ttls=(("n", TTL),)), second))
+
+
+def test_only_version_8_says_how_long_states_live() -> None:
+    data = with_ttls().encode()
+    assert Manifest.decode(data, "m") == with_ttls() and data.count(b'"ttls"') == 2
+    older = dataclasses.replace(with_ttls(), format_version=7).encode()
+    assert b"ttls" not in older
+    assert Manifest.decode(older, "m") == manifest(format_version=7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        7,
+        {},
+        {**TTL.stored_as(), "more": 1},
+        {**TTL.stored_as(), "duration_ms": 0},
+        {**TTL.stored_as(), "duration_ms": "5 ms"},
+        {**TTL.stored_as(), "duration_ms": True},
+        {**TTL.stored_as(), "time": "other"},
+    ],
+)
+def test_wrong_times_to_live_under_a_right_checksum(wrong: Any) -> None:
+    fields = json.loads(with_ttls().encode().splitlines()[0])
+    fields["operators"][0]["ttls"]["n"] = wrong
+    kept = {k: v for k, v in fields.items() if k not in ("kind", "format_version")}
+    with pytest.raises(CorruptFileError, match="m: state 'n': "):
         Manifest.decode(encode_document("manifest", FORMAT_VERSION, kept), "m")
 
 

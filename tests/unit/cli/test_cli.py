@@ -125,7 +125,7 @@ def test_inspect_shows_what_is_there(tmp_path: Path) -> None:
         "4 is the newest; 2 to 4 are retained",
         "128 (max_parallelism)",
         "committed",
-        f"pystate {ps.__version__}, manifest format 7",
+        f"pystate {ps.__version__}, manifest format 8",
         "not running",
         "n bigint, s string",
         "Ranges of 'b'",

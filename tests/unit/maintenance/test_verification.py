@@ -195,7 +195,7 @@ def test_a_lost_manifest_is_named(work: Work) -> None:
 def test_a_checkpoint_of_another_number_of_key_groups(work: Work) -> None:
     data = json.loads((work.root / "job.json").read_bytes().splitlines()[0])
     fields = {k: v for k, v in data.items() if k not in ("kind", "format_version")}
-    document = encode_document("job", 3, {**fields, "max_parallelism": 64})
+    document = encode_document("job", 4, {**fields, "max_parallelism": 64})
     (work.root / "job.json").write_bytes(document)
     [finding] = ps.verify(work.root).errors
     assert (finding.path, finding.kind) == ("job.json", "swapped")
