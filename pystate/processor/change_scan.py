@@ -12,7 +12,8 @@ All keys are compared, a part of the state at a time, only where files do not sa
 where a state was dropped and declared anew in between, or a field was added that older values have
 filled in, or the checkpoint was set back.
 
-What a state's time to live ends is no change: no delta says it, and files may go on to hold it.
+Both sides are what is stored: that something expires is no change, as nothing is written then. It
+is one where a delta removes it, as long as no merge of files has left it out before.
 
 Thread safety: functions without state; the objects are immutable.
 """

@@ -316,7 +316,7 @@ class StateScan:
         operator = OperatorSpec(
             uid=self.operator.uid,
             key=parse_key(list(self.operator.key_schema)),
-            states={name: _unused(state) for name, state in self.read.items()},
+            states=unused(self.read),
             namespace=self.namespace,
             timers=self.selection.timers,
             max_parallelism=self.max_parallelism,
@@ -470,8 +470,12 @@ class StateScan:
                 due.fire_all()  # in this table only: the next ones follow
 
 
+def unused(states: Mapping[str, State[Any]]) -> dict[str, State[Any]]:
+    """States whose readers do not count as use, so that they change no table."""
+    return {name: _unused(state) for name, state in states.items()}
+
+
 def _unused(state: State[Any]) -> State[Any]:
-    """A state whose readers do not count as use, so that they change no table."""
     ttl = state.ttl
     if ttl is None or ttl.update == "create_and_write":
         return state

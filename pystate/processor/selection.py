@@ -42,13 +42,12 @@ class Selection:
     """Of which states there are columns; None for all. The others only tell which keys exist."""
     alone: bool = False
     """Whether they are all that is read: keys without any of them may be left out."""
+    expired: bool = False
+    """Whether what has expired, and is still in files, is read as if nothing expired."""
 
     def gives(self, state: str) -> bool:
         """Whether there is a column of a state that is read."""
         return self.only is None or state in self.only
-
-    expired: bool = False
-    """Whether what has expired, and is still in files, is read as if nothing expired."""
 
     def check(self, states: dict[str, State[Any]], has_timers: bool, uid: str) -> None:
         """Refuse what the operator does not have, and combinations that make no sense."""

@@ -45,7 +45,6 @@ class View:
     def __init__(self, connection: Connection, manifest: Manifest) -> None:
         self.connection, self.manifest = connection, manifest
         self._lookups: dict[str, StateLookup] = {}
-        self._clocks: dict[str, tuple[int | None, int | None]] = {}
 
     @property
     def epoch(self) -> int:
@@ -60,14 +59,6 @@ class View:
     def operator(self, uid: str) -> OperatorState:
         """An operator; `NotHeldError` if there is none of that uid."""
         return operator_of(self.connection.storage, self.manifest, uid)
-
-    def clock(self, uid: str) -> tuple[int | None, int | None]:
-        """By which processing time and watermark the states of an operator have expired."""
-        clock = self._clocks.get(uid)
-        if clock is None:
-            clock = self.manifest.processing_time_ms, self.operator(uid).watermark_ms
-            self._clocks[uid] = clock
-        return clock
 
     def lookup(self, uid: str) -> StateLookup:
         """What looks keys of an operator up; its files stay open from one epoch to the next."""
@@ -91,7 +82,7 @@ class View:
         key_groups: Any = None,
     ) -> Iterator[pa.RecordBatch]:
         """Read all rows of an operator a part at a time, or those of some keys."""
-        scan = replace(self.scan(uid, selection), clock=self.clock(uid))
+        scan = self.scan(uid, selection)
         groups = wanted_groups(key_groups, scan.max_parallelism)
         if keys is None:
             ahead = min(os.cpu_count() or 1, _MOST_AHEAD)

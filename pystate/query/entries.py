@@ -24,9 +24,10 @@ from pystate.base.arguments import integer
 from pystate.checkpoint.refs import RangeState
 from pystate.errors import CheckpointError, InvalidArgumentError, SchemaError
 from pystate.processor.epochs import missing_file
-from pystate.processor.scan import StateScan
+from pystate.processor.scan import StateScan, unused
 from pystate.processor.selection import Selection, exploded_fields
 from pystate.query.connection import View
+from pystate.state.declaration import State
 from pystate.state.list import ListState
 from pystate.state.map import MapHandle, MapState
 from pystate.state.operator_spec import OperatorSpec
@@ -120,9 +121,10 @@ def entries(view: View, wanted: Wanted) -> Iterator[pa.RecordBatch]:
 def _table(view: View, wanted: Wanted, state: RangeState) -> KeyedStateBackend | None:
     """A table above the files of a range; None if one of them cannot be below a table."""
     scan, storage = wanted.scan, view.connection.storage
-    ttl = wanted.declaration.ttl is not None
-    if state.since or (ttl and isinstance(wanted.declaration, ListState)):
+    if state.since or any(_is_changed(state) for state in scan.states.values()):
         return None
+    if isinstance(wanted.declaration, ListState) and wanted.declaration.ttl is not None:
+        return None  # the positions of items are those of all that are there
     files = []
     for ref in state.files:
         bounds, path = ref.overlap(state.bounds), storage.local_path(ref.path)
@@ -133,14 +135,14 @@ def _table(view: View, wanted: Wanted, state: RangeState) -> KeyedStateBackend |
     operator = OperatorSpec(
         uid=scan.operator.uid,
         key=parse_key(list(scan.operator.key_schema)),
-        states=scan.states,
+        states=unused(scan.states),
         namespace=scan.namespace,
         timers=scan.operator.timers,
         max_parallelism=scan.max_parallelism,
     )
     table = KeyedStateBackend.of(operator, state.bounds, TableOptions(DISK, _TABLE_BYTES))
     try:
-        processing_time, watermark = view.clock(scan.operator.uid)
+        processing_time, watermark = scan.clock
         table.set_clock(processing_time=processing_time, watermark=watermark)
         table.below.set_files(files)
         return table
@@ -156,6 +158,14 @@ def _table(view: View, wanted: Wanted, state: RangeState) -> KeyedStateBackend |
     except BaseException:
         table.close()
         raise
+
+
+def _is_changed(state: State[Any]) -> bool:
+    """Whether a table that shows a list or map changes its times, and so needs all of it."""
+    ttl = state.ttl
+    if ttl is None or not isinstance(state, (ListState, MapState)):
+        return False
+    return ttl.time == "event" or ttl.visibility == "return_if_not_cleaned_up"
 
 
 def _pieces(table: KeyedStateBackend, wanted: Wanted) -> Iterator[pa.RecordBatch]:
@@ -266,9 +276,7 @@ def _of_whole(view: View, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """What is asked for of a row that is read as a whole."""
     uid = wanted.scan.operator.uid
     spaces = None if wanted.scan.namespace is None else [wanted.namespace]
-    rows = view.lookup(uid).rows(
-        wanted.key, spaces, clock=view.clock(uid), selection=Selection(state=wanted.state)
-    )
+    rows = view.lookup(uid).rows(wanted.key, spaces, selection=Selection(state=wanted.state))
     if not rows.num_rows:
         return
     column: Any = rows.column(rows.num_columns - 1).combine_chunks()

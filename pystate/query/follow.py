@@ -30,6 +30,7 @@ from pystate.processor.changes import change_batches, changes_schema, manifests_
 from pystate.processor.epochs import MissingFileError
 from pystate.processor.key_files import KeyFiles
 from pystate.processor.scan import StateScan
+from pystate.processor.selection import Selection
 from pystate.query.lease import DURATION, Lease
 from pystate.query.retired import manifest_at, retired_error
 from pystate.types.durations import Duration, milliseconds
@@ -67,9 +68,9 @@ class EpochChanges:
 
     Iterating gives pairs of an operator's uid and a `pyarrow.RecordBatch` with rows of
     `pystate.changes`: the key columns, ``namespace`` if there are any, ``change`` (``put`` or
-    ``delete``), ``before`` and ``after``. Each key (and namespace) is there once. Batches are read
-    as they are asked for, a bounded number of keys at a time, and once more when it is iterated
-    over again.
+    ``delete``), ``before`` and ``after``. Each key (and namespace) is there once. As there, both
+    sides have what is stored, also if it has expired. Batches are read as they are asked for, a
+    bounded number of keys at a time, and once more when it is iterated over again.
 
     Attributes
     ----------
@@ -123,7 +124,14 @@ class EpochChanges:
 
     def _scan(self, uid: str) -> ChangeScan:
         source, newer = self._source, self._newer
-        new = StateScan.within(source.storage, newer, uid, before=source.scans.get(uid))
+        # As `changes` compares: what has expired is there until a delta says otherwise.
+        new = StateScan.within(
+            source.storage,
+            newer,
+            uid,
+            selection=Selection(expired=True),
+            before=source.scans.get(uid),
+        )
         source.scans[uid] = new
         between: Callable[[], Iterable[Manifest]] = tuple
         if self.epoch > self.since + 1:

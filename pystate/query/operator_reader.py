@@ -35,7 +35,8 @@ _DOMAINS = ("event", "processing")
 class OperatorReader:
     """The state of one operator, as of its reader's epoch; ``reader[uid]`` makes it.
 
-    It moves with its reader: what `StateReader.epoch` says is what each of its calls reads.
+    It moves with its reader: what `StateReader.epoch` says is what each of its calls reads. What
+    has expired by that epoch's processing time, or the operator's watermark in it, is not there.
 
     Attributes
     ----------
@@ -103,7 +104,7 @@ class OperatorReader:
         if states is not None:
             states = checked_names(states, scan.states, self.uid, "get: states")
         selection = None if states is None else Selection(only=frozenset(states))
-        rows = lookup.get(keys, namespaces, clock=view.clock(self.uid), selection=selection)
+        rows = lookup.get(keys, namespaces, selection=selection)
         if states is None:
             return rows
         kept = len(scan.operator.key_schema) + (scan.namespace is not None)

@@ -39,6 +39,7 @@ from pystate.redaction import logger
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
 from pystate.state.kinds import stored_state
+from pystate.state.ttl import StateTtl
 from pystate.types.arrays import as_array
 from pystate.types.durations import Duration, milliseconds
 from pystate.types.keys import key_columns, parse_key
@@ -524,10 +525,7 @@ class RemoteOperator(OperatorReader):
     @property
     def states(self) -> dict[str, State[Any]]:
         """The states by name, with their declarations."""
-        return {
-            each["name"]: stored_state(self.uid, each["name"], each["stored"])
-            for each in self._described()["states"]
-        }
+        return {each["name"]: _declared(self.uid, each) for each in self._described()["states"]}
 
     def get(
         self, keys: Any, *, states: list[str] | None = None, namespaces: Any = None
@@ -666,6 +664,13 @@ class RemoteOperator(OperatorReader):
 
     def _path(self, part: str, query: Mapping[str, Any]) -> str:
         return self._reader._path(f"operators/{quote(self.uid, safe='')}/{part}", query)
+
+
+def _declared(uid: str, said: Mapping[str, Any]) -> State[Any]:
+    """A state as a server describes it."""
+    ttl = said.get("ttl")
+    stored = stored_state(uid, said["name"], said["stored"])
+    return stored if ttl is None else stored.expiring_by(StateTtl.from_stored(ttl))
 
 
 def _names(names: Any, what: str) -> list[str] | None:

@@ -72,7 +72,7 @@ def row_bytes(array: Any) -> npt.NDArray[np.int64]:
 
 
 def weights(scan: StateScan) -> Weights:
-    """Weigh the key groups of an operator as of one epoch."""
+    """Weigh the key groups of an operator as of one epoch, also what has expired there."""
     if scan.raw_bytes <= SMALL_BYTES:
         return _counted(scan)
     n = scan.max_parallelism
@@ -92,7 +92,9 @@ def weights(scan: StateScan) -> Weights:
 def _counted(scan: StateScan) -> Weights:
     rows = np.zeros(scan.max_parallelism)
     size_bytes = np.zeros(scan.max_parallelism)
-    for batch in scan.batches():
+    # As the indexes of files do: what has expired takes room until it is removed.
+    stored = replace(scan, selection=replace(scan.selection, expired=True))
+    for batch in stored.batches():
         groups = _groups_of(scan, batch)
         rows += np.bincount(groups, minlength=len(rows))
         size_bytes += np.bincount(groups, _sizes(batch), len(rows))

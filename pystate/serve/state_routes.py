@@ -107,6 +107,10 @@ _OPERATOR = _object(
                     "kind": _TEXT,
                     "type": _TEXT,
                     "stored": {"type": "string", "description": "How a checkpoint declares it."},
+                    "ttl": {
+                        "type": ["object", "null"],
+                        "description": "Its time to live: null if it has none that is known.",
+                    },
                 }
             ),
         },
@@ -173,6 +177,7 @@ def _described(operator: OperatorReader) -> dict[str, Any]:
                 "kind": _kind(state),
                 "type": parse_type(state.arrow_type).ddl,
                 "stored": stored[name],
+                "ttl": None if state.ttl is None else state.ttl.stored_as(),
             }
             for name, state in operator.states.items()
         ],
