@@ -38,11 +38,9 @@ from pystate.types.keys import KeyColumns, parse_key
 from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType
 
-Clock = tuple[int | None, int | None]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 #: What finds keys in the files of an epoch, and the columns that all of these have.
 OpenFiles = tuple[core.Finder, FileSchema]
-_NO_CLOCK = (None, None)
 
 
 class AskedKeys(NamedTuple):
@@ -129,16 +127,17 @@ class KeyRows:
     def __init__(
         self, scan: StateScan, files: OpenFiles, mask: int, columns: list[_ReadColumn]
     ) -> None:
-        self._finder, self._files = files
-        self._read, self._mask, self._columns = scan.read, mask, columns
+        self._finder, schema = files
+        self._mask, self._columns = mask, columns
         self.schema = scan.schema
         self._defaults = scan.defaults
         keys = [(name, type_) for name, type_ in parse_key(list(scan.operator.key_schema))]
         if scan.namespace is not None:
             keys.append((NAMESPACE, scan.namespace))
         self._keys = [(type_, codec_of(type_, "the key")) for _, type_ in keys]
-        self._expiry: tuple[Clock, core.Expiry] | None = None
-        self._expires = any(state.ttl is not None for state in self._read.values())
+        self._expiry = None
+        if any(state.ttl is not None for state in scan.read.values()):
+            self._expiry = Expiring.of(scan.read, *scan.clock).among(schema.states)
         # What a key has that is not there.
         nothing = list(self.schema)[len(keys) :]
         self._nothing = [pa.nulls(1, field.type) for field in nothing]
@@ -165,14 +164,14 @@ class KeyRows:
             columns.append(_ReadColumn(state, wanted[0], first))
         return cls(scan, files, mask, columns)
 
-    def rows(self, asked: AskedKeys, clock: Clock = _NO_CLOCK) -> pa.Table:
+    def rows(self, asked: AskedKeys) -> pa.Table:
         """The rows of those keys that exist, in no particular order."""
-        blocks, _ = self._found(asked, clock)
+        blocks, _ = self._found(asked)
         return pa.Table.from_batches(self._batches(blocks), self.schema)
 
-    def get(self, asked: AskedKeys, clock: Clock = _NO_CLOCK) -> pa.Table:
+    def get(self, asked: AskedKeys) -> pa.Table:
         """Rows in the order of the keys: one for each, or of each those of all namespaces."""
-        blocks, places = self._found(asked, clock)
+        blocks, places = self._found(asked)
         if len(asked.arrays[0]) == 1:
             # They are in order, whatever their number.
             if blocks or asked.every:
@@ -184,20 +183,11 @@ class KeyRows:
             return found.take(pa.array(_runs(numbers[:, 0], numbers[:, 1]), pa.int64()))
         return asked.with_nulls(found, numbers[:, 0])
 
-    def _found(self, asked: AskedKeys, clock: Clock) -> tuple[list[tuple[int, list[Part]]], bytes]:
-        expiry = self._expiry_at(clock) if self._expires and clock != _NO_CLOCK else None
+    def _found(self, asked: AskedKeys) -> tuple[list[tuple[int, list[Part]]], bytes]:
         references = [
             reference(array, type_) for array, type_ in zip(asked.arrays, asked.types, strict=True)
         ]
-        return self._finder.find(references, self._mask, expiry)
-
-    def _expiry_at(self, clock: Clock) -> core.Expiry:
-        """What has expired at that time, which is mostly that of the look-up before."""
-        known = self._expiry
-        if known is None or known[0] != clock:
-            expiry = Expiring.of(self._read, *clock).among(self._files.states)
-            self._expiry = known = clock, expiry
-        return known[1]
+        return self._finder.find(references, self._mask, self._expiry)
 
     def _batches(self, blocks: list[tuple[int, list[Part]]]) -> Iterator[pa.RecordBatch]:
         for _, parts in blocks:

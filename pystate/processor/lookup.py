@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -24,10 +24,9 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.processor.epochs import storage_at, while_retained
 from pystate.processor.key_files import BlockCache, KeyFiles
-from pystate.processor.key_rows import AskedKeys, Clock, KeyRows, OpenFiles
+from pystate.processor.key_rows import AskedKeys, KeyRows, OpenFiles
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import EVERYTHING, Selection, WantedKeys
-from pystate.state.declaration import State
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType
 
@@ -54,8 +53,6 @@ class StateLookup:
         running job has removed its files. In place of a number it may be a manifest that was read.
     selection : Selection
         Which states are read, and how.
-    declared : mapping of str to State
-        States by name as a program declares them. They are read so, and not as the epoch says.
     cache_bytes : int or BlockCache
         How much of what was read of files with guides stays in memory; a `BlockCache` may be that
         of several look-ups.
@@ -68,14 +65,13 @@ class StateLookup:
         *,
         epoch: int | Manifest | None = None,
         selection: Selection = EVERYTHING,
-        declared: Mapping[str, State[Any]] | None = None,
         cache_bytes: int | BlockCache = 64 << 20,
     ) -> None:
         if isinstance(location, (str, os.PathLike)):
             location = storage_at(location, "StateLookup")
         self._storage, self._uid = location, uid
         self._asked_epoch = epoch.epoch if isinstance(epoch, Manifest) else epoch
-        self._selection, self._declared = selection, dict(declared or {})
+        self._selection = selection
         if not isinstance(cache_bytes, BlockCache):
             cache_bytes = BlockCache(cache_bytes)
         self._files = KeyFiles(location, cache_bytes)
@@ -143,7 +139,6 @@ class StateLookup:
         keys: Any,
         namespaces: Any = None,
         *,
-        clock: Clock | None = None,
         selection: Selection | None = None,
     ) -> pa.Table:
         """The rows of those keys that exist, in no particular order.
@@ -154,12 +149,9 @@ class StateLookup:
             As for `read_state`.
         namespaces : array-like, optional
             A namespace per key; without, the rows of all namespaces of the keys are read.
-        clock : tuple
-            The processing time and the watermark, in milliseconds since 1970, by which states with
-            a time to live expire; None where one is not known. By default those of the epoch. What
-            has expired is not there, unless the selection has `expired`.
         selection : Selection, optional
-            Which states are read this time, and how.
+            Which states are read this time, and how. What has expired by the epoch's time is not
+            there, unless it has `expired`.
 
         Raises
         ------
@@ -171,21 +163,20 @@ class StateLookup:
             What is said of one key, or of all that is read at a time, does not fit in memory.
         """
         chosen = self._selection if selection is None else selection
-        return self._looked_up(lambda read: read.rows(keys, namespaces, clock, chosen))
+        return self._looked_up(lambda read: read.rows(keys, namespaces, chosen))
 
     def get(
         self,
         keys: Any,
         namespaces: Any = None,
         *,
-        clock: Clock | None = None,
         selection: Selection | None = None,
     ) -> pa.Table:
         """The rows of keys in their order, a key's as often as it is asked for.
 
         Parameters
         ----------
-        keys, namespaces, clock, selection
+        keys, namespaces, selection
             As for `rows`.
 
         Returns
@@ -208,7 +199,7 @@ class StateLookup:
                 "get() gives a row for each key: of timers, and of elements one by one, rows() "
                 "gives what there is"
             )
-        return self._looked_up(lambda read: read.get(keys, namespaces, clock, chosen))
+        return self._looked_up(lambda read: read.get(keys, namespaces, chosen))
 
     def _looked_up(self, look: Callable[[_Epoch], pa.Table]) -> pa.Table:
         again = False
@@ -223,10 +214,9 @@ class StateLookup:
         return while_retained(self._storage, read, "look keys up", again=self._asked_epoch is None)
 
     def _as_of(self, manifest: Manifest, before: StateScan | None = None) -> StateScan:
-        scan = StateScan.within(
+        return StateScan.within(
             self._storage, manifest, self._uid, selection=self._selection, before=before
         )
-        return replace(scan, declared=self._declared)
 
     def _newest(self, before: StateScan | None) -> StateScan:
         def look() -> StateScan:
@@ -240,8 +230,7 @@ class StateLookup:
             )
 
         again = self._asked_epoch is None
-        scan = while_retained(self._storage, look, "look keys up", again=again)
-        return replace(scan, declared=self._declared)
+        return while_retained(self._storage, look, "look keys up", again=again)
 
 
 #: Of so many selections it is kept how their states are read.
@@ -290,12 +279,10 @@ class _Epoch:
             known[selection] = KeyRows.of(scan, files)
         return known.get(selection)
 
-    def rows(
-        self, keys: Any, namespaces: Any, clock: Clock | None, selection: Selection
-    ) -> pa.Table:
+    def rows(self, keys: Any, namespaces: Any, selection: Selection) -> pa.Table:
         rows = self.key_rows(selection)
         if rows is not None:
-            return rows.rows(self._asked(keys, namespaces), self._time(clock))
+            return rows.rows(self._asked(keys, namespaces))
         scan = self.scan
         wanted = WantedKeys(
             self._key,
@@ -303,29 +290,17 @@ class _Epoch:
             scan.max_parallelism,
             None if namespaces is None else (self._namespace(), namespaces),
         )
-        looked = replace(
-            scan,
-            keys=wanted,
-            key_groups=wanted.key_groups,
-            clock=self._time(clock),
-            selection=selection,
-        )
+        looked = replace(scan, keys=wanted, key_groups=wanted.key_groups, selection=selection)
         return pa.Table.from_batches(looked.batches(self._files), looked.schema)
 
-    def get(
-        self, keys: Any, namespaces: Any, clock: Clock | None, selection: Selection
-    ) -> pa.Table:
+    def get(self, keys: Any, namespaces: Any, selection: Selection) -> pa.Table:
         asked = self._asked(keys, namespaces)
         rows = self.key_rows(selection)
         if rows is not None:
-            return rows.get(asked, self._time(clock))
+            return rows.get(asked)
         columns = asked.arrays[: len(self._key)]
         spaces = None if namespaces is None else asked.arrays[-1]
-        return asked.in_order(self.rows(columns, spaces, clock, selection))
-
-    def _time(self, clock: Clock | None) -> Clock:
-        """The clock that is asked for, by default the epoch's."""
-        return self.scan.clock if clock is None else clock
+        return asked.in_order(self.rows(columns, spaces, selection))
 
     def _asked(self, keys: Any, namespaces: Any) -> AskedKeys:
         if namespaces is not None:

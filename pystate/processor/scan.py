@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, TypeVar
@@ -82,8 +82,6 @@ class StateScan:
     keys: WantedKeys | None = None
     key_groups: frozenset[int] | None = None
     """The key groups to read; None for all."""
-    declared: Mapping[str, State[Any]] = field(default_factory=dict)
-    """How states are declared that are to be read otherwise than they are stored."""
     clock: tuple[int | None, int | None] = (None, None)
     """The processing time and the watermark by which states expire."""
 
@@ -172,11 +170,10 @@ class StateScan:
         """The declarations of all states, as far as the checkpoint knows them."""
         uid, schema = self.operator.uid, self.operator.state_schema
         ttls = {} if self.selection.expired else dict(self.operator.ttls)
-        stored = {
+        return {
             name: stored_state(uid, name, spelling).expiring_by(ttls.get(name))
             for name, spelling in schema
         }
-        return {name: self.declared.get(name, state) for name, state in stored.items()}
 
     def at(self, older: Manifest) -> StateScan | None:
         """The same of an older epoch: its files, with the states that this one has.

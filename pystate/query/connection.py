@@ -96,7 +96,7 @@ class View:
         lookup = self.lookup(uid)
         for at in range(0, len(keys[0]), KEYS):
             some = [column.slice(at, KEYS) for column in keys]
-            found = lookup.rows(some, clock=scan.clock, selection=scan.selection)
+            found = lookup.rows(some, selection=scan.selection)
             yield from map(scan.within_groups, found.to_batches())
 
     def follow(self, before: View) -> None:

@@ -165,15 +165,6 @@ def test_elements_are_read_one_by_one(store: Path, expired: bool) -> None:
     assert found == {(1, "late"), (3, "early"), *early}
 
 
-def test_a_lookup_takes_another_clock_and_other_declarations(store: Path) -> None:
-    lookup = StateLookup(store)
-    assert keyed_rows(lookup.rows([1, 2, 3])).keys() == {1, 3}
-    assert keyed_rows(lookup.rows([1, 2, 3], clock=(None, None))).keys() == {1, 2, 3}
-    assert keyed_rows(lookup.rows([1, 2, 3], clock=(9000, None))).keys() == {1}
-    longer = StateLookup(store, declared=timed(ps.StateTtl(hours=1)))
-    assert keyed_rows(longer.rows([1, 2, 3])).keys() == {1, 2, 3}
-
-
 def test_metadata_says_how_long_states_live(store: Path) -> None:
     rows = ps.state_metadata(store, epoch=3).to_pylist()
     said = {row["state"]: row["ttl"] for row in rows}

@@ -25,7 +25,6 @@ from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentErr
 from pystate.processor import key_files
 from pystate.processor.lookup import StateLookup
 from pystate.processor.selection import Selection
-from pystate.state.ttl import StateTtl
 
 STATES: dict[str, Any] = {
     "v": ps.ValueState("long", default=0),
@@ -298,34 +297,6 @@ def test_a_damaged_block_is_named(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match=rf"{path.name}: corrupt.* byte \d+"):
         ps.read_state(tmp_path, keys=range(1000))
-
-
-def test_what_has_expired_is_hidden(tmp_path: Path) -> None:
-    states = {
-        "v": ps.ValueState("long", ttl=StateTtl(seconds=1)),
-        "l": ps.ListState("long", ttl=StateTtl(seconds=1)),
-        "mean": ps.AggregatingState(ps.Mean(), ttl=StateTtl(seconds=1)),
-        "n": ps.ValueState("long"),
-    }
-    path = state_path("op", 0, 127, 1, "0" * 32, "delta")
-    with ps.KeyedStateBackend({"key": "long"}, states=states, timers=True) as backend:
-        for key, now in ((1, 1000), (2, 1900)):
-            backend.set_current_key(key)
-            backend.set_clock(processing_time=now)
-            backend["v"].update(key)
-            backend["l"].add(key)
-            backend["mean"].add(key)
-            backend["n"].update(key)
-        with backend.seal() as snapshot, LocalStorage(tmp_path).create(path) as out:
-            snapshot._block_bytes = 4096
-            snapshot.write(out)
-        published(tmp_path, backend, [path])
-    lookup = StateLookup(tmp_path, declared=states)
-    early = {row["key"]: row for row in lookup.rows([1, 2, 3], clock=(1950, None)).to_pylist()}
-    assert early[1] == {"key": 1, "v": 1, "l": [1], "mean": 1.0, "n": 1}
-    late = {row["key"]: row for row in lookup.rows([1, 2, 3], clock=(2500, None)).to_pylist()}
-    assert late[1] == {"key": 1, "v": None, "l": [], "mean": None, "n": 1}
-    assert late[2] == {"key": 2, "v": 2, "l": [2], "mean": 2.0, "n": 2}
 
 
 # -- memory

@@ -28,6 +28,7 @@ from pystate.processor.lookup import StateLookup
 from pystate.processor.selection import Selection
 from pystate.state.ttl import StateTtl
 from tests.forks import FORKS
+from tests.unit.processor.test_expired import Clock, checkpoint
 
 STATES: dict[str, Any] = {
     "v": ps.ValueState("long", default=5),
@@ -251,21 +252,19 @@ def test_what_has_expired_is_hidden(tmp_path: Path, way: str) -> None:
         "l": ps.ListState("long", ttl=StateTtl(seconds=1)),
         "n": ps.ValueState("long"),
     }
-    now = [1000]
-    with ps.open(
-        tmp_path, key="long", states=states, home="disk", limit_bytes=64 << 20, clock=lambda: now[0]
-    ) as store:
-        for key, now[0] in ((1, 1000), (2, 1900)):
-            store.checkpoint()  # which looks at the clock
+    given: Any = {"home": "disk", "limit_bytes": 64 << 20, "retained": 9}
+    clock = Clock()
+    with ps.open(tmp_path, key="long", states=states, clock=clock, **given) as store:
+        for key, next_ms in ((1, 1900), (2, 2500), (4, 9000)):
             store.set_current_key(key)
             store["v"].update(key)
             store["l"].add(key)
             store["n"].update(key)
-        store.checkpoint()
-    lookup = StateLookup(tmp_path, declared=states)
-    early = lookup.get([2, 3, 1], clock=(1950, None)).to_pylist()
+            checkpoint(store, clock, next_ms)
+    early = StateLookup(tmp_path, epoch=2).get([2, 3, 1]).to_pylist()
     assert early[2] == {"key": 1, "v": 1, "l": [1], "n": 1}
-    late = lookup.get([2, 3, 1], clock=(2500, None)).to_pylist()
+    lookup = StateLookup(tmp_path)
+    late = lookup.get([2, 3, 1]).to_pylist()
     assert late[0] == {"key": 2, "v": 2, "l": [2], "n": 2}
     assert late[1] == {"key": 3, "v": None, "l": None, "n": None}
     assert late[2] == {"key": 1, "v": None, "l": [], "n": 1}

@@ -101,14 +101,15 @@ def test_files_with_guides_need_no_table_for_it(tmp_path: Path) -> None:
     clock, given = Clock(), {"key": "long", "states": states(), **HOMES[1]}
     with ps.open(tmp_path, clock=clock, **given) as store:  # type: ignore[arg-type]
         put(store, 1, 1)
-        checkpoint(store, clock, 1000)
-    lookup = StateLookup(tmp_path)
+        checkpoint(store, clock, 5000)
+        put(store, 2, 2)
+        checkpoint(store, clock, 9000)
+    lookup, every = StateLookup(tmp_path), Selection(expired=True)
     assert lookup._read.key_rows(EVERYTHING) is not None
-    assert lookup.get([1])["v"].to_pylist() == [1]
-    assert lookup.get([1], clock=(5000, None))["v"].to_pylist() == [None]
-    every = Selection(expired=True)
-    assert lookup.get([1], clock=(5000, None), selection=every)["v"].to_pylist() == [1]
-    assert lookup.rows([1], clock=(5000, None)).num_rows == 0
+    assert lookup._read.key_rows(every) is not None
+    assert lookup.get([1, 2])["v"].to_pylist() == [None, 2]
+    assert lookup.get([1, 2], selection=every)["v"].to_pylist() == [1, 2]
+    assert lookup.rows([1, 2]).num_rows == 1
 
 
 def test_a_reader_that_moves_on_takes_the_next_time(tmp_path: Path) -> None:
