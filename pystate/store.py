@@ -19,10 +19,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from shutil import copyfileobj
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -52,14 +51,13 @@ from pystate.checkpoint.refs import (
     state_path,
 )
 from pystate.checkpoint.size_tiers import steps_to_join
-from pystate.checkpoint.state_files import FileInfo, Lineage, Source
+from pystate.checkpoint.state_files import Lineage, Source
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_beside import MergeBeside
 from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy, Run
 from pystate.epochs.merges import merge_range
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
-    CheckpointError,
     ClosedError,
     InvalidArgumentError,
     MemoryLimitError,
@@ -77,7 +75,8 @@ from pystate.tables.below import FileBelow
 from pystate.tables.hot_keys import HotKeys, warming_s
 from pystate.tables.options import DISK, DiskStats, TableStats
 from pystate.tables.registry import refuse_pickled
-from pystate.tables.snapshots import SealedReader, Snapshot
+from pystate.tables.sealed_delta import SealedDelta
+from pystate.tables.snapshots import SealedReader
 from pystate.types.keys import KeyLike
 
 if TYPE_CHECKING:
@@ -90,7 +89,6 @@ _DISK_POLICY = DiskMergePolicy(min_deltas=4, keep_deltas=0)
 #: Deltas for which the disk has no room are kept in memory up to this part of the table's limit, or
 #: of a limit of this size.
 _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
-_COPIED_BYTES = 1 << 20
 #: Of files on disk that are as large together, or larger, a merge runs beside the next batches.
 _BESIDE_BYTES = 16 << 20
 #: The same of the first one after opening, which may be the last: a store that is closed after each
@@ -98,22 +96,6 @@ _BESIDE_BYTES = 16 << 20
 _FIRST_BESIDE_BYTES = 256 << 20
 #: A checkpoint brings hot rows if so much time has passed since the last one.
 _LEAST_SINCE_S = 0.1
-
-
-@dataclass
-class _Delta:
-    """A sealed epoch on its way into a manifest."""
-
-    snapshot: Snapshot
-    rows: int
-    ref: FileRef | None = None
-    tried: bool = False
-    is_step: bool = False
-    """Whether it was made since `Store.checkpoint` was called last, to make room."""
-    memory: BinaryIO | None = None
-    """The file in memory, in place of the snapshot, while there is no room for it in the folder."""
-    info: FileInfo | None = None
-    """What that file says of itself."""
 
 
 class Store:
@@ -167,7 +149,7 @@ class Store:
         integer(lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0)
         flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
         states = mapping(states, f"{owner}: states", "states={'n': ps.ValueState('long')}")
-        self._pending: list[_Delta] = []
+        self._pending: list[SealedDelta] = []
         self._merged: set[str] = set()  # files that the next manifest may name
         self._unnamed: set[str] = set()  # files that no manifest will name
         self._recorded: DiskStats | None = None  # what the history has told
@@ -404,7 +386,7 @@ class Store:
         # Objects are written now: in steps, if they do not fit in memory together.
         rows = self._backend.stats().changed_rows
         if self._backend.dirty or (head is None and not self._pending):
-            self._pending.append(_Delta(self._backend.seal(self._next()), rows))
+            self._pending.append(SealedDelta(self._backend.seal(self._next()), rows))
         else:
             self._backend.end_idle_epoch()
         for delta in self._pending:
@@ -477,7 +459,7 @@ class Store:
         """
         self._refuse_if_full()
         snapshot = self._backend.below.seal_step(self._next())
-        self._pending.append(_Delta(snapshot, snapshot.rows, is_step=True))
+        self._pending.append(SealedDelta(snapshot, snapshot.rows, is_step=True))
         try:
             for waiting in self._pending:
                 self._write(waiting, self.epoch + 1)
@@ -517,7 +499,7 @@ class Store:
 
         `NoSpaceError` then; nothing has changed.
         """
-        held = sum(d.info.file_bytes for d in self._pending if d.info is not None)
+        held = sum(delta.held_bytes for delta in self._pending)
         limit_bytes = self._limit_bytes or _USUAL_LIMIT_BYTES
         if held > limit_bytes // _HELD_PART:
             for waiting in self._pending:
@@ -531,12 +513,12 @@ class Store:
                 "a fork: use it there, or close it there and open it here"
             )
 
-    def _drop(self, deltas: list[_Delta]) -> None:
+    def _drop(self, deltas: list[SealedDelta]) -> None:
         """Remove what no manifest names and nothing needs any more."""
         with suppress(PystateError, OSError):  # they go when the store is opened again
             delete_files(self._storage, [d.ref.path for d in deltas if d.ref is not None])
         for delta in deltas:
-            self._forget(delta)
+            delta.close()
 
     def _lineage(self) -> Lineage | None:
         """The name of the state that `_files` have without steps; None if there is none."""
@@ -557,33 +539,9 @@ class Store:
         for delta in self._pending:
             if delta.is_step and not steps:
                 continue
-            if delta.ref is not None:
-                path = self._storage.local_path(delta.ref.path)
-            else:
-                path = f"/proc/self/fd/{self._in_memory(delta).fileno()}"
+            path = delta.local_path(self._storage)
             files.append(FileBelow(path, *self._range.bounds))
         return files
-
-    def _in_memory(self, delta: _Delta) -> BinaryIO:
-        if delta.memory is None:
-            memory: BinaryIO | None = None
-            try:
-                memory = os.fdopen(os.memfd_create("pystate-delta"), "w+b")
-                info = delta.snapshot.write(memory)
-                memory.flush()
-            except OSError as error:
-                if memory is not None:
-                    with suppress(OSError):  # it would write the rest
-                        memory.close()
-                raise CheckpointError(
-                    f"{self.path}: changes that are in no file yet cannot be put into memory as "
-                    f"one: {error.strerror or error}"
-                ) from error
-            delta.info = info
-            delta.memory = memory
-            # Once is enough. The file is compressed, too.
-            delta.snapshot.close()
-        return delta.memory
 
     def _place(self) -> None:
         """Have the table look in the files of its last sealed epoch.
@@ -597,29 +555,11 @@ class Store:
             except (PystateError, OSError) as error:
                 _LOG.warning("%s: the state's files cannot be opened now: %s", self.path, error)
 
-    def _write(self, delta: _Delta, epoch: int) -> FileRef:
+    def _write(self, delta: SealedDelta, epoch: int) -> FileRef:
         """Write a sealed epoch's file, unless an earlier call did."""
-        if delta.ref is None:
-            first, last = self._backend.key_group_range
-            path = state_path(_UID, first, last, epoch, delta.snapshot.lineage.id.hex(), "delta")
-            if delta.tried:
-                self._storage.delete(path)
-            delta.tried = True
-            with self._storage.create(path) as out:
-                if delta.info is None:
-                    info = delta.snapshot.write(out)
-                else:
-                    assert delta.memory is not None
-                    info = delta.info
-                    delta.memory.seek(0)
-                    copyfileobj(delta.memory, out, _COPIED_BYTES)
-            delta.ref = FileRef.from_info(path, info)
-            delta.snapshot.close()
-            delta.info = None
-            if delta.memory is not None:
-                delta.memory.close()
-                delta.memory = None
-        return delta.ref
+        first, last = self._backend.key_group_range
+        path = state_path(_UID, first, last, epoch, delta.snapshot.lineage.id.hex(), "delta")
+        return delta.write(self._storage, path)
 
     def _merge(self, state: RangeState, epoch: int) -> RangeState:
         """The range with its files merged, if it is time; or as far as that was done beside."""
@@ -763,15 +703,9 @@ class Store:
         self._unnamed |= (deltas | self._merged) - manifest.paths
         self._merged.clear()
         for delta in self._pending:
-            self._forget(delta)
+            delta.close()
         self._pending.clear()
         self._rebase = self._converted = False
-
-    def _forget(self, delta: _Delta) -> None:
-        with suppress(ClosedError):
-            delta.snapshot.close()
-        if delta.memory is not None:
-            delta.memory.close()
 
     def _operator(self, state: RangeState) -> OperatorState:
         defaults, ttls = self._rules
@@ -869,7 +803,7 @@ class Store:
             self._beside = None
             self._backend.close()
             for delta in self._pending:
-                self._forget(delta)
+                delta.close()
             self._pending.clear()
             self._lock.release()
             return
@@ -878,7 +812,7 @@ class Store:
         self._closed = True
         self._drop([delta for delta in self._pending if delta.is_step])
         for delta in self._pending:
-            self._forget(delta)
+            delta.close()
         self._pending.clear()
         with suppress(PystateError, OSError):  # they do no harm, and go when it is opened again
             delete_retired(self._storage, (*self._retired.paths, *self._unnamed))

@@ -178,8 +178,8 @@ def test_a_full_disk_needs_no_memory_beyond_the_limit(tmp_path: Path, trouble: T
                 store.checkpoint()
             except NoSpaceError:
                 pass
-        held = [delta.info.file_bytes for delta in store._pending if delta.info is not None]
-        assert held and sum(held) <= LIMIT, "what waits, and the epoch that was sealed last"
+        held = sum(delta.held_bytes for delta in store._pending)
+        assert 0 < held <= LIMIT, "what waits, and the epoch that was sealed last"
         for delta in store._pending:
             with pytest.raises(ps.errors.ClosedError):
                 delta.snapshot._sealed.write(None, "the file in memory is enough", 0)
