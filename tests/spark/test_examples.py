@@ -37,7 +37,7 @@ def run(example: str, *options: str) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [example, *options])
         patch.delitem(sys.modules, f"pystate.examples.{example}", raising=False)
-        for name in ("py4j", "pystate"):
+        for name in ("root", "py4j", "pystate"):
             # Its logs are in a folder that goes with it.
             patch.setattr(logging.getLogger(name), "handlers", [])
             patch.setattr(logging.getLogger(name), "propagate", True)
@@ -53,7 +53,7 @@ def run(example: str, *options: str) -> tuple[int, str]:
                 status = 1
             else:
                 status = 0
-        for name in ("py4j", "pystate"):
+        for name in ("root", "py4j", "pystate"):
             for handler in logging.getLogger(name).handlers:
                 handler.close()
     return status, printed.getvalue()
