@@ -196,16 +196,20 @@ class Run:
         stream: DataFrame,
         pipeline: Callable[[DataFrame, Job], DataFrame],
         sink: ParquetSink,
+        on_epoch: Callable[[EpochProgress], None] | None = None,
         **side_outputs: ParquetSink,
     ) -> None:
-        """Run a pipeline over all input of a stream, an epoch at a time."""
+        """Run a pipeline over all input of a stream, an epoch at a time.
+
+        Each epoch's line is printed, or `on_epoch` is called instead.
+        """
         query = job.start(
             stream,
             pipeline,
             sink=sink,
             side_outputs=side_outputs,
             trigger={"availableNow": True},
-            on_epoch=self.show,
+            on_epoch=on_epoch or self.show,
         )
         await_query(job, query)
         job.close()

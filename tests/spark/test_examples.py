@@ -137,8 +137,14 @@ def test_word_count(on_spark: Run, tmp_path: Path) -> None:
             ["--epochs", "1", "--messages", "60", "--tries", "3"],
             r"verified: [1-9]\d* messages delivered and [1-9]\d* given up, as in plain Python",
         ),
+        (
+            "dashboard",
+            ["--epochs", "3", "--orders", "600"],
+            r"(?s)the page: http://127.0.0.1:\d+/\n.*verified: [1-9]\d* orders of the history and "
+            r"[1-9]\d* live ones on the page are the 600 of the input.* in each of 3 epochs$",
+        ),
     ],
-    ids=["consumer_lag", "orders", "conversions", "retries"],
+    ids=["consumer_lag", "orders", "conversions", "retries", "dashboard"],
 )
 def test_examples_that_make_their_input_up(
     on_spark: Run, example: str, options: list[str], printed: str
@@ -180,7 +186,7 @@ def test_sessions(on_spark: Run, tmp_path: Path) -> None:
 
 
 EXAMPLES = ["flights", "access_log", "word_count", "consumer_lag", "orders", "conversions"]
-EXAMPLES += ["components", "retries", "sessions"]
+EXAMPLES += ["components", "dashboard", "retries", "sessions"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
