@@ -73,7 +73,7 @@ def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     log = os.path.join(folder, "spark.log")
-    for name_of_log in ("py4j", "pystate"):
+    for name_of_log in ("root", "py4j", "pystate"):
         logger = logging.getLogger(name_of_log)
         logger.addHandler(logging.FileHandler(log, delay=True))
         logger.propagate = False

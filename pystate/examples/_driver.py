@@ -6,11 +6,13 @@ The jobs themselves, and the expected results, are in the examples.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pystate.errors import CheckpointError
+from pystate.errors import CheckpointError, InUseError
 from pystate.examples._console import Table, await_query, failing_softly, message, quiet_session
 
 if TYPE_CHECKING:
@@ -109,10 +111,29 @@ def example(
 
             os.makedirs(folder, exist_ok=True)
             kept = keep or options.checkpoint is not None
-            return body(Run(name, options, folder, columns or {n: n for n in _USUAL}, kept))
+            with _alone(folder):
+                return body(Run(name, options, folder, columns or {n: n for n in _USUAL}, kept))
     finally:
         if options.checkpoint is None and not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Have a folder alone: what Spark keeps there for a while is removed at the end of a run."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            # The lock goes with the process, also with one that is killed.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUseError(
+                f"another example runs in {folder}: wait until it has ended, or give another "
+                "--checkpoint"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass
@@ -175,16 +196,20 @@ class Run:
         stream: DataFrame,
         pipeline: Callable[[DataFrame, Job], DataFrame],
         sink: ParquetSink,
+        on_epoch: Callable[[EpochProgress], None] | None = None,
         **side_outputs: ParquetSink,
     ) -> None:
-        """Run a pipeline over all input of a stream, an epoch at a time."""
+        """Run a pipeline over all input of a stream, an epoch at a time.
+
+        Each epoch's line is printed, or `on_epoch` is called instead.
+        """
         query = job.start(
             stream,
             pipeline,
             sink=sink,
             side_outputs=side_outputs,
             trigger={"availableNow": True},
-            on_epoch=self.show,
+            on_epoch=on_epoch or self.show,
         )
         await_query(job, query)
         job.close()

@@ -37,7 +37,7 @@ def run(example: str, *options: str) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [example, *options])
         patch.delitem(sys.modules, f"pystate.examples.{example}", raising=False)
-        for name in ("py4j", "pystate"):
+        for name in ("root", "py4j", "pystate"):
             # Its logs are in a folder that goes with it.
             patch.setattr(logging.getLogger(name), "handlers", [])
             patch.setattr(logging.getLogger(name), "propagate", True)
@@ -53,7 +53,7 @@ def run(example: str, *options: str) -> tuple[int, str]:
                 status = 1
             else:
                 status = 0
-        for name in ("py4j", "pystate"):
+        for name in ("root", "py4j", "pystate"):
             for handler in logging.getLogger(name).handlers:
                 handler.close()
     return status, printed.getvalue()
@@ -137,8 +137,14 @@ def test_word_count(on_spark: Run, tmp_path: Path) -> None:
             ["--epochs", "1", "--messages", "60", "--tries", "3"],
             r"verified: [1-9]\d* messages delivered and [1-9]\d* given up, as in plain Python",
         ),
+        (
+            "dashboard",
+            ["--epochs", "3", "--orders", "600"],
+            r"(?s)the page: http://127.0.0.1:\d+/\n.*verified: [1-9]\d* orders of the history and "
+            r"[1-9]\d* live ones on the page are the 600 of the input.* in each of 3 epochs$",
+        ),
     ],
-    ids=["consumer_lag", "orders", "conversions", "retries"],
+    ids=["consumer_lag", "orders", "conversions", "retries", "dashboard"],
 )
 def test_examples_that_make_their_input_up(
     on_spark: Run, example: str, options: list[str], printed: str
@@ -180,7 +186,7 @@ def test_sessions(on_spark: Run, tmp_path: Path) -> None:
 
 
 EXAMPLES = ["flights", "access_log", "word_count", "consumer_lag", "orders", "conversions"]
-EXAMPLES += ["components", "retries", "sessions"]
+EXAMPLES += ["components", "dashboard", "retries", "sessions"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

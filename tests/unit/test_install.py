@@ -19,7 +19,8 @@ from tests.environments import NAME, ROOT, Environment, clean_environment, requi
 EXTRAS = {
     "spark": ["-c", "import pystate.spark, pandas"],
     "progress": ["-c", "import pystate.spark.epochs.progress_line, rich.live"],
-    "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
+    "demo": ["-c", "import pystate.spark, rich, starlette, uvicorn; "
+             "from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
     "sql": ["-c", "import duckdb, pystate.query.sql"],

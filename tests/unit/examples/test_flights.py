@@ -48,3 +48,17 @@ def test_the_first_line_says_what_is_computed(
     [line] = capsys.readouterr().out.splitlines()
     assert "an alert when it becomes chronically late (3 flights in a row" in line
     assert line.endswith(".") and line.count(".") == 1
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--checkpoint", str(tmp_path)]
+
+    def run(given: Run) -> int:
+        with pytest.raises(SystemExit, match=f"InUseError: another example runs in {tmp_path}: "):
+            flights.main(arguments)
+        return 0
+
+    monkeypatch.setattr(flights, "_run", run)
+    assert flights.main(arguments) == 0
+    monkeypatch.setattr(flights, "_run", lambda given: 0)
+    assert flights.main(arguments) == 0
