@@ -219,6 +219,14 @@ static inline void world_folder(world *w) {
     REQUIRE(mkdtemp(w->folder));
 }
 
+/* One without files, which are to have guides. */
+static inline void world_begin(world *w, world_style style) {
+    memset(w, 0, sizeof *w);
+    world_schema(w, style);
+    world_folder(w);
+    w->block_bytes = 4096;
+}
+
 static inline void world_free(world *w) {
     char command[256];
     for (int32_t i = 0; i < w->n; i++)
