@@ -8,12 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#include "base/hash.h"
 #include "crash.h"
 #include "fetch/items.h"
 #include "forge.h"
+#include "key/hash.h"
 #include "ownership.h"
-#include "stack/read.h"
+#include "reads/read.h"
 #include "stack/stack.h"
 #include "stack/walk.h"
 #include "table_files.h"

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "base/coding.h"
-#include "base/schema.h"
 #include "files.h"
+#include "key/schema.h"
 #include "stack/search.h"
 
 enum { WORLD_FILES = 16, WORLD_GROUPS = 128 };

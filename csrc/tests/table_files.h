@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/schema.h"
 #include "files.h"
+#include "key/schema.h"
 #include "memory/handle.h"
 
 enum { GROUPS = 8, MOST_FILES = 12 };

@@ -3,7 +3,7 @@
 #include "elements/leave.h"
 #include "fetch/horizon.h"
 #include "fetch/parts.h"
-#include "stack/read.h"
+#include "reads/read.h"
 #include "stack/stack.h"
 #include "table_files.h"
 
