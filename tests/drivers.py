@@ -44,6 +44,29 @@ class World:
         return other
 
 
+class Interrupted:
+    """What a `MemoryStorage` calls: after so many steps something else happens, once.
+
+    Without `act` the process ends there, and at whatever it does then.
+    """
+
+    def __init__(self, left: int, act: Callable[[], None] | None = None) -> None:
+        self._left = left
+        self._act = act
+
+    @property
+    def happened(self) -> bool:
+        return self._left < 0
+
+    def __call__(self, kind: str, path: str) -> None:
+        self._left -= 1
+        if self._act is None:
+            if self.happened:
+                raise CrashError
+        elif self._left == -1:
+            self._act()
+
+
 class MemoryStorage:
     """A `CheckpointStorage` in a dict, that says before each step what it is about to do.
 

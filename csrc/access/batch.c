@@ -1,11 +1,11 @@
 #include "access/batch.h"
 
-#include "base/hash.h"
 #include "base/mem.h"
-#include "base/schema.h"
 #include "base/scratch.h"
-#include "base/simd.h"
 #include "fetch/fetch.h"
+#include "key/hash.h"
+#include "key/schema.h"
+#include "key/simd.h"
 
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
     int64_t at = a->offset + i;

@@ -29,7 +29,7 @@
 #ifndef PST_BATCH_H
 #define PST_BATCH_H
 
-#include "base/key.h"
+#include "key/key.h"
 #include "memory/handle.h"
 #include "table/resident.h"
 #include "table/slots.h"

@@ -4,7 +4,7 @@
 #include "access/batch.h"
 #include "base/mem.h"
 #include "base/scratch.h"
-#include "base/siphash.h"
+#include "key/siphash.h"
 #include "table/index.h"
 
 enum { AHEAD = 16, LEAST_BITS = 4, MOST_TIES = 8 };

@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "access/batch_elements.h"
-#include "base/schema.h"
 #include "fetch/entries.h"
+#include "key/schema.h"
 
 /* A map with this many entries has nodes that are not in the near caches. */
 #ifndef PST_LARGE_MAP

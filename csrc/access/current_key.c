@@ -4,13 +4,13 @@
 #include <string.h>
 
 #include "access/batch_elements.h"
-#include "base/hash.h"
 #include "base/mem.h"
-#include "base/schema.h"
 #include "elements/collections.h"
 #include "elements/elements.h"
 #include "fetch/fetch.h"
 #include "fetch/items.h"
+#include "key/hash.h"
+#include "key/schema.h"
 #include "table/resident.h"
 #include "table/ttl.h"
 

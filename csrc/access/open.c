@@ -10,15 +10,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/key.h"
 #include "base/lock.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "base/schema.h"
-#include "base/xxh64.h"
 #include "elements/collections.h"
 #include "elements/timers.h"
 #include "fetch/below.h"
+#include "key/key.h"
+#include "key/schema.h"
+#include "key/xxh64.h"
 #include "list/list.h"
 #include "memory/size_class.h"
 #include "memory/span.h"

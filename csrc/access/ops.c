@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "access/batch.h"
-#include "base/schema.h"
+#include "key/schema.h"
 #include "table/ttl.h"
 
 /* ---- read, modify, write ------------------------------------------------------------------- */

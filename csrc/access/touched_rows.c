@@ -2,10 +2,10 @@
 #include <string.h>
 
 #include "access/batch.h"
-#include "base/hash.h"
 #include "base/mem.h"
-#include "base/schema.h"
 #include "base/scratch.h"
+#include "key/hash.h"
+#include "key/schema.h"
 #include "memory/ring.h"
 
 /* The cursor's row: undo records first, then reused slots, then fresh ones. Slots of rows that the

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "aggregate/sketch.h"
-#include "base/hash.h"
+#include "key/hash.h"
 
 __extension__ typedef __int128 int128;
 __extension__ typedef unsigned __int128 uint128;

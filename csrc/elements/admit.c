@@ -2,9 +2,9 @@
 
 #include <stdlib.h>
 
-#include "base/key.h"
 #include "base/mem.h"
 #include "elements/elements.h"
+#include "key/key.h"
 #include "table/resident.h"
 
 pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, int *here) {

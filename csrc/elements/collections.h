@@ -17,7 +17,7 @@
 #ifndef PST_COLLECTIONS_H
 #define PST_COLLECTIONS_H
 
-#include "base/schema.h"
+#include "key/schema.h"
 #include "table/roots.h"
 #include "table/ttl.h"
 #include "table/value.h"

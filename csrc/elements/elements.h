@@ -17,9 +17,9 @@
 #ifndef PST_ELEMENTS_H
 #define PST_ELEMENTS_H
 
-#include "base/key.h"
-#include "base/schema.h"
 #include "elements/collections.h"
+#include "key/key.h"
+#include "key/schema.h"
 
 enum { PST_RUN_BYTES = 32 * 1024 };
 

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "base/schema.h"
 #include "fetch/entries.h"
+#include "key/schema.h"
 #include "stack/due.h"
 
 void pst_below_drop(pst_table *t) {

@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/key.h"
 #include "base/mem.h"
-#include "base/schema.h"
 #include "elements/collections.h"
+#include "key/key.h"
+#include "key/schema.h"
 #include "stack/walk.h"
 #include "table/ttl.h"
 

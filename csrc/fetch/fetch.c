@@ -1,12 +1,12 @@
 #include "fetch/fetch.h"
 
 #include "base/mem.h"
-#include "base/schema.h"
 #include "elements/admit.h"
 #include "fetch/below.h"
 #include "fetch/long.h"
 #include "fetch/parts.h"
 #include "fetch/room.h"
+#include "key/schema.h"
 #include "sst/record.h"
 #include "stack/search.h"
 

@@ -3,12 +3,12 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "base/schema.h"
-#include "base/siphash.h"
 #include "elements/timers.h"
 #include "fetch/below.h"
 #include "fetch/fetch.h"
 #include "fetch/room.h"
+#include "key/schema.h"
+#include "key/siphash.h"
 #include "stack/due.h"
 #include "stack/search.h"
 

@@ -1,9 +1,9 @@
 #include "fetch/items.h"
 
 #include "base/coding.h"
-#include "base/key.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/key.h"
+#include "key/schema.h"
 #include "stack/walk.h"
 #include "table/ttl.h"
 

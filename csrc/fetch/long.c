@@ -4,8 +4,8 @@
 
 #include "base/coding.h"
 #include "base/mem.h"
-#include "base/schema.h"
 #include "elements/admit.h"
+#include "key/schema.h"
 #include "sst/record.h"
 #include "stack/walk.h"
 #include "table/ttl.h"

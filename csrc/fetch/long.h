@@ -23,7 +23,7 @@
 #ifndef PST_FETCH_LONG_H
 #define PST_FETCH_LONG_H
 
-#include "base/key.h"
+#include "key/key.h"
 #include "memory/handle.h"
 
 /* Whether rows of the table may have less than files. */

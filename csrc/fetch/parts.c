@@ -4,7 +4,7 @@
 
 #include "base/coding.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/schema.h"
 
 /* How a record lies: this, then the bytes of the element, then each cell of the key that is kept and
  * not null, then each present cell: two words, or its bytes. All begin at multiples of eight. */

@@ -1,8 +1,8 @@
 #include "fetch/wants.h"
 
 #include "base/mem.h"
-#include "base/schema.h"
-#include "base/xxh64.h"
+#include "key/schema.h"
+#include "key/xxh64.h"
 #include "table/row.h"
 
 /* Fewer are sorted by comparison; a pass over the bits takes two digits. */

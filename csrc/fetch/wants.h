@@ -15,7 +15,7 @@
 #define PST_WANTS_H
 
 #include "base/budget.h"
-#include "base/key.h"
+#include "key/key.h"
 #include "memory/handle.h"
 
 /* Keys in the form, and under the hash, in which the table keeps them. */

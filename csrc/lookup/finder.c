@@ -2,10 +2,10 @@
 #include <time.h>
 
 #include "base/mem.h"
+#include "guide/sst_search.h"
 #include "lookup/said.h"
 #include "lookup/wanted.h"
 #include "snapshot/gather.h"
-#include "sst/sst_search.h"
 #include "stack/blocks.h"
 
 /* Invariants

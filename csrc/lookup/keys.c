@@ -2,11 +2,11 @@
 
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "file/sst_reader.h"
+#include "key/hash.h"
+#include "key/schema.h"
 #include "snapshot/gather.h"
-#include "sst/sst_reader.h"
 
 /* A file and its next record, which is none at the end. */
 typedef struct file_keys {

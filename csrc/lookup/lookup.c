@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/schema.h"
+#include "file/sst_reader.h"
+#include "file/sst_writer.h"
+#include "key/schema.h"
 #include "lookup/said.h"
 #include "lookup/wanted.h"
-#include "sst/sst_reader.h"
-#include "sst/sst_writer.h"
 #include "stack/search.h"
 
 static const pst_detail NOWHERE = {-1, -1, -1, -1, -1};

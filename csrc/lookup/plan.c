@@ -1,7 +1,7 @@
 #include "lookup/plan.h"
 
+#include "file/sst_reader.h"
 #include "lookup/wanted.h"
-#include "sst/sst_reader.h"
 #include "stack/stack.h"
 
 /* ---- parts ------------------------------------------------------------------------------------- */

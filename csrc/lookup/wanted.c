@@ -3,9 +3,9 @@
 #include <string.h>
 
 #include "access/batch.h"
-#include "base/hash.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/hash.h"
+#include "key/schema.h"
 
 void pst_wanted_cells(const pst_wanted_list *w, uint32_t i, pst_cell *cells, uint32_t *nulls) {
     *nulls = 0;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/schema.h"
 #include "nested/types.h"
 #include "nested/widen.h"
 

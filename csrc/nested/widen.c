@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/schema.h"
+#include "key/schema.h"
 
 __extension__ typedef __int128 int128;
 

@@ -17,11 +17,11 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
-#include "base/key.h"
 #include "base/mem.h"
-#include "base/schema.h"
-#include "base/xxh64.h"
+#include "key/hash.h"
+#include "key/key.h"
+#include "key/schema.h"
+#include "key/xxh64.h"
 #include "memory/store.h"
 #include "snapshot/sealed.h"
 

@@ -10,10 +10,10 @@
 
 #include "base/budget.h"
 #include "base/buffer.h"
-#include "base/key.h"
 #include "base/pool.h"
-#include "base/schema.h"
 #include "elements/collections.h"
+#include "key/key.h"
+#include "key/schema.h"
 #include "memory/handle.h"
 #include "memory/huge.h"
 

@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/schema.h"
+#include "file/sst_reader.h"
+#include "key/schema.h"
 #include "list/list.h"
 #include "nested/reshape.h"
 #include "nested/writer.h"
-#include "sst/sst_reader.h"
 #include "sst/sst_shape.h"
 
 typedef struct conversion {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/schema.h"
 
 pst_status pst_expirer_init(pst_expirer *x, const pst_schema *schema, const pst_expiry *expiry) {
     *x = (pst_expirer){.schema = schema, .kept = -1, .has_element = pst_schema_has_element(schema)};

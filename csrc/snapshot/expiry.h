@@ -19,7 +19,7 @@
 #define PST_EXPIRY_H
 
 #include "base/buffer.h"
-#include "base/key.h"
+#include "key/key.h"
 #include "list/list.h"
 #include "sst/record.h"
 #include "table/ttl.h"

@@ -3,9 +3,9 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/hash.h"
+#include "key/schema.h"
 #include "sst/sst_shape.h"
 
 /* ---- columns --------------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 
 #include "base/coding.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/schema.h"
 #include "snapshot/gather.h"
 #include "snapshot/merge.h"
 #include "sst/record.h"

@@ -14,11 +14,11 @@
 
 #include "access/batch.h"
 #include "base/mem.h"
-#include "base/schema.h"
 #include "elements/apply.h"
 #include "elements/elements.h"
+#include "file/sst_reader.h"
+#include "key/schema.h"
 #include "sst/record.h"
-#include "sst/sst_reader.h"
 #include "table/resident.h"
 
 /* ---- records ------------------------------------------------------------------------------- */

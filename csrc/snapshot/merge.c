@@ -1,15 +1,15 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
-#include "base/key.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "file/sst_writer.h"
+#include "key/hash.h"
+#include "key/key.h"
+#include "key/schema.h"
 #include "list/list.h"
 #include "pystate.h"
 #include "snapshot/expiry.h"
 #include "snapshot/merge.h"
-#include "sst/sst_writer.h"
 
 /* Invariants:
  *  1. Sources are numbered oldest first. The heap orders by (key group, hash, key, source), so

@@ -14,8 +14,8 @@
 #ifndef PST_MERGE_H
 #define PST_MERGE_H
 
+#include "file/sst_reader.h"
 #include "sst/record.h"
-#include "sst/sst_reader.h"
 
 /* Records that are in memory, in the order of files. */
 typedef struct pst_records {

@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 #include "access/open.h"
-#include "base/hash.h"
 #include "base/lock.h"
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/hash.h"
+#include "key/schema.h"
 #include "memory/pins.h"
 #include "table/index.h"
 #include "table/undo.h"

@@ -3,12 +3,12 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
-#include "base/key.h"
 #include "base/mem.h"
-#include "base/schema.h"
 #include "elements/elements.h"
 #include "elements/timers.h"
+#include "key/hash.h"
+#include "key/key.h"
+#include "key/schema.h"
 #include "memory/ring.h"
 #include "snapshot/words.h"
 #include "table/undo.h"

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
-#include "base/schema.h"
+#include "key/hash.h"
+#include "key/schema.h"
 
 /* ---- schemas --------------------------------------------------------------------------------- */
 

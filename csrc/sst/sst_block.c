@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
-#include "base/schema.h"
+#include "key/hash.h"
+#include "key/schema.h"
 #include "sst/sst_shape.h"
 
 /* Rows of a kind that does not exist, or counts that contradict the rows, would let a column's

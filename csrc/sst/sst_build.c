@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/xxh64.h"
+#include "key/xxh64.h"
 #include "sst/sst_shape.h"
 
 void pst_sst_builder_init(pst_sst_builder *b, const pst_schema *schema) {

@@ -3,9 +3,9 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
-#include "base/schema.h"
-#include "base/xxh64.h"
+#include "key/hash.h"
+#include "key/schema.h"
+#include "key/xxh64.h"
 
 _Static_assert(sizeof(size_t) == 8, "sizes of sections and blocks are 64 bits");
 

@@ -15,7 +15,7 @@
 #ifndef PST_SST_FORMAT_H
 #define PST_SST_FORMAT_H
 
-#include "base/schema.h"
+#include "key/schema.h"
 #include "pystate.h"
 
 /* How a column's values lie. */

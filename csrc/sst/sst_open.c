@@ -1,6 +1,6 @@
 #include "sst/sst_open.h"
 
-#include "base/xxh64.h"
+#include "key/xxh64.h"
 
 pst_detail pst_sst_nowhere(void) {
     return (pst_detail){-1, -1, -1, -1, -1};

@@ -18,7 +18,7 @@
 #ifndef PST_STACK_DUE_H
 #define PST_STACK_DUE_H
 
-#include "sst/sst_times.h"
+#include "guide/sst_times.h"
 #include "stack/stack.h"
 
 typedef struct pst_due pst_due;

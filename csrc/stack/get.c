@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "base/hash.h"
+#include "key/hash.h"
 #include "stack/search.h"
 #include "stack/walk.h"
 

@@ -24,7 +24,7 @@
 #include <sys/types.h>
 
 #include "base/budget.h"
-#include "sst/sst_guide.h"
+#include "guide/sst_guide.h"
 
 typedef struct pst_guide_copy {
     char *name;           /* NULL: there is none */

@@ -30,9 +30,9 @@
 #define PST_MEMBER_H
 
 #include "base/buffer.h"
-#include "sst/sst_guide.h"
+#include "guide/sst_guide.h"
+#include "reads/reads.h"
 #include "stack/guide_copy.h"
-#include "stack/reads.h"
 
 /* What an owner takes of its budget. */
 typedef struct pst_allowance {

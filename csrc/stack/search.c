@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "base/hash.h"
-#include "stack/read_costs.h"
+#include "key/hash.h"
+#include "reads/read_costs.h"
 
 /* Of so many bytes for each wanted key of a place it pays to look for the records that are needed.
  * Tests take any key for one of these. */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/schema.h"
 
 enum { SLICE_KEYS = 65536, SLICE_LEAST = 16, SLICE_MOST = 1 << 20, MOST_FILES = 32767 };
 

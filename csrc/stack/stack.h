@@ -9,7 +9,7 @@
 #ifndef PST_STACK_H
 #define PST_STACK_H
 
-#include "sst/sst_search.h"
+#include "guide/sst_search.h"
 #include "stack/member.h"
 
 struct pst_stack {

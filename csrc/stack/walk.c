@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "base/hash.h"
+#include "key/hash.h"
 
 #define NO_BLOCK UINT64_MAX
 

@@ -40,7 +40,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "base/key.h"
+#include "key/key.h"
 #include "memory/handle.h"
 #include "memory/reference.h"
 #include "table/row.h"

@@ -1,7 +1,7 @@
 #include "table/roots.h"
 
 #include "base/mem.h"
-#include "base/schema.h"
+#include "key/schema.h"
 
 static uint8_t value_words(const pst_column *c) {
     if (c->type == PST_FIXED)

@@ -1,6 +1,6 @@
 #include "table/row.h"
 
-#include "base/hash.h"
+#include "key/hash.h"
 
 uint64_t pst_row_hash(const pst_table *t, const uint64_t *row) {
     uint64_t key = row[t->lay.key_offset / 8];

@@ -1,7 +1,7 @@
 #include "check.h"
 
 #include "base/mem.h"
-#include "stack/read.h"
+#include "reads/read.h"
 
 static _Thread_local int64_t countdown = -1;
 static _Thread_local int fail_forever;

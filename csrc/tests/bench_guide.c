@@ -1,8 +1,8 @@
 /* What guided files cost: bytes a row, time to write and to read all, and to find a row in a block.
  * Rows are a long, a count and a sum, from and to memory. Prints medians; asserts nothing about
  * time. */
+#include "guide/sst_times.h"
 #include "guided.h"
-#include "sst/sst_times.h"
 
 #include <time.h>
 

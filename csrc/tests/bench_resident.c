@@ -5,8 +5,8 @@
  */
 #include <time.h>
 
-#include "base/hash.h"
 #include "check.h"
+#include "key/hash.h"
 #include "snapshot/leave_epochs.h"
 #include "table/resident.h"
 

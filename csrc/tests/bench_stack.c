@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/hash.h"
+#include "key/hash.h"
 #include "pystate.h"
 #include "stack/search.h"
 

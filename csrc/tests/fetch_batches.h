@@ -6,8 +6,8 @@
 #define PST_TEST_FETCH_BATCHES_H
 
 #include "access/batch.h"
-#include "base/schema.h"
 #include "fetch_world.h"
+#include "key/schema.h"
 
 enum { DRAW_ROWS = 40, DRAW_CELL_BYTES = 1 << 17 };
 

@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-#include "base/hash.h"
 #include "check.h"
+#include "key/hash.h"
 #include "pystate.h"
 #include "sst/sst_unpack.h"
 

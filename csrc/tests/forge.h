@@ -10,12 +10,12 @@
 #define PST_TEST_FORGE_H
 
 #include "base/coding.h"
-#include "base/schema.h"
-#include "base/xxh64.h"
 #include "files.h"
+#include "guide/sst_guide.h"
+#include "key/schema.h"
+#include "key/xxh64.h"
 #include "sst/sst_build.h"
 #include "sst/sst_format.h"
-#include "sst/sst_guide.h"
 
 enum { FORGE_RECORDS = 3000 };
 

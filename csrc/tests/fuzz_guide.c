@@ -3,8 +3,8 @@
  * a status or rows that stay inside their buffers. Deterministic; the argument is the number of
  * rounds. Most of what it finds only shows in an instrumented build. */
 #include "forge.h"
+#include "guide/sst_times.h"
 #include "guided.h"
-#include "sst/sst_times.h"
 
 enum { MAP_FILE = 6, TIMER_FILE = 7, VARIANTS = 8 };
 

@@ -5,8 +5,8 @@
 #ifndef PST_TEST_GATHER_CHECK_H
 #define PST_TEST_GATHER_CHECK_H
 
-#include "base/schema.h"
 #include "chain_world.h"
+#include "key/schema.h"
 #include "snapshot/gather.h"
 
 enum { GATHER_FILES = 8 };

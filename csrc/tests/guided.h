@@ -6,7 +6,7 @@
 #define PST_TEST_GUIDED_H
 
 #include "files.h"
-#include "sst/sst_search.h"
+#include "guide/sst_search.h"
 
 typedef struct guided {
     const memory_file *f;

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "base/coding.h"
-#include "base/schema.h"
 #include "files.h"
+#include "key/schema.h"
 #include "stack/search.h"
 
 enum { WORLD_FILES = 16, WORLD_GROUPS = 128 };
@@ -217,6 +217,14 @@ static inline void world_folder(world *w) {
     const char *tmp = getenv("TMPDIR");
     snprintf(w->folder, sizeof w->folder, "%s/pst_stack_XXXXXX", tmp ? tmp : "/tmp");
     REQUIRE(mkdtemp(w->folder));
+}
+
+/* One without files, which are to have guides. */
+static inline void world_begin(world *w, world_style style) {
+    memset(w, 0, sizeof *w);
+    world_schema(w, style);
+    world_folder(w);
+    w->block_bytes = 4096;
 }
 
 static inline void world_free(world *w) {

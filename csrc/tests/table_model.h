@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-#include "base/hash.h"
 #include "check.h"
+#include "key/hash.h"
 #include "memory/handle.h"
 #include "ownership.h"
 #include "table/epoch.h"

@@ -8,8 +8,8 @@
 
 #include "aggregate/aggregate.h"
 #include "aggregate/sketch.h"
-#include "base/hash.h"
 #include "check.h"
+#include "key/hash.h"
 
 __extension__ typedef __int128 int128;
 __extension__ typedef unsigned __int128 uint128;

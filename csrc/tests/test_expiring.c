@@ -4,9 +4,9 @@
  *
  *   test_expiring [worlds] [seed]
  */
-#include "base/schema.h"
 #include "chain_compare.h"
 #include "epoch_files.h"
+#include "key/schema.h"
 
 enum { WORLDS = 200, EPOCHS = 10, ROWS = 30000 };
 

@@ -129,10 +129,7 @@ static void make_copy(const world *w, int32_t i) {
 
 static void make_world(world *w, world_style style, int32_t n, size_t base, uint64_t seed) {
     uint64_t rng = seed;
-    memset(w, 0, sizeof *w);
-    world_schema(w, style);
-    world_folder(w);
-    w->block_bytes = 4096;
+    world_begin(w, style);
     for (int32_t i = 0; i < n; i++) {
         world_write(w, i, &rng, i ? base / (4u + 8u * (uint32_t)i) : base, base, 4000);
         make_copy(w, i);

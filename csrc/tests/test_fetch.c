@@ -6,7 +6,7 @@
 #include <fcntl.h>
 
 #include "fetch_batches.h"
-#include "stack/read.h"
+#include "reads/read.h"
 
 enum { WORLDS = 40, EPOCHS = 30 };
 

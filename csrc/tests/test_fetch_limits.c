@@ -3,12 +3,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/schema.h"
 #include "elements/elements.h"
 #include "fetch/fetch.h"
 #include "forge.h"
+#include "key/schema.h"
 #include "ownership.h"
-#include "stack/read.h"
+#include "reads/read.h"
 #include "stack/stack.h"
 
 enum { KEYS = 16, SMALL_KEYS = 4000, TEXT = 150000, ITEMS = 200, MOST_FILES = 3, GROUPS = 4 };

@@ -2,7 +2,7 @@
  * a stack counts.
  */
 #include "fetch/wants.h"
-#include "steps.h"
+#include "table_files.h"
 
 enum { KEYS = 30000 };
 
@@ -12,20 +12,12 @@ static const pst_column STATES[] = {{.name = "a", .type = PST_INT64},
 static const pst_schema SCHEMA = {1, 2, &KEY, STATES, 0};
 
 typedef struct state {
-    stepped f;
+    files f;
     int64_t model[KEYS];
     uint64_t steps;
     uint64_t cuts;
     uint64_t emptied;
 } state;
-
-static pst_table *open_table(const pst_schema *schema, uint64_t limit) {
-    pst_table_options o = {
-        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = limit};
-    pst_table *t = NULL;
-    REQUIRE(!pst_table_open(schema, &o, &t, NULL, NULL));
-    return t;
-}
 
 /* Adds one to these keys. What fits is done; *n says how many keys that were. */
 static pst_status add(state *s, const int64_t *keys, int64_t *n) {
@@ -51,8 +43,8 @@ static pst_status add(state *s, const int64_t *keys, int64_t *n) {
 static void step(state *s, uint64_t keys) {
     uint64_t fits;
     pst_room leave, left;
-    seal(&s->f, s->f.t);
-    set_stack(&s->f);
+    files_seal(&s->f, s->f.t);
+    files_set_stack(&s->f);
     CHECK_EQ(pst_table_room(s->f.t, keys, &fits, &leave), PST_OK);
     CHECK(fits <= keys && (fits < keys || leave.rows == 0));
     CHECK_EQ(pst_table_leave(s->f.t, &leave, &left), PST_OK);
@@ -62,8 +54,8 @@ static void step(state *s, uint64_t keys) {
 /* Lets all rows leave. */
 static void empty(state *s) {
     pst_room all = {UINT64_MAX, 0}, left;
-    seal(&s->f, s->f.t);
-    set_stack(&s->f);
+    files_seal(&s->f, s->f.t);
+    files_set_stack(&s->f);
     CHECK_EQ(pst_table_leave(s->f.t, &all, &left), PST_OK);
     s->emptied++;
 }
@@ -128,9 +120,9 @@ static void check_all(state *s) {
 
 static void begin(state *s, uint64_t limit) {
     pst_lineage l = {.epoch = 1};
-    pst_table *t = open_table(&SCHEMA, (uint64_t)1 << 28);
     memset(s, 0, sizeof *s);
-    steps_begin(&s->f, &SCHEMA);
+    files_begin(&s->f, &SCHEMA);
+    pst_table *t = files_open(&s->f, (uint64_t)1 << 28);
     for (int64_t k = 0; k < KEYS; k += 2) {
         char text[100];
         pst_cell a = {{(uint64_t)k + 1, 0}, {NULL, 0}}, b = {{0, 0}, {(uint8_t *)text, 0}};
@@ -140,23 +132,23 @@ static void begin(state *s, uint64_t limit) {
                 !pst_value_put(t, 1, &b));
         s->model[k] = k + 1;
     }
-    seal(&s->f, t);
+    files_seal(&s->f, t);
     pst_table_close(t);
-    merge(&s->f);
-    s->f.t = open_table(&SCHEMA, limit);
+    files_merge(&s->f, 0);
+    s->f.t = files_open(&s->f, limit);
     REQUIRE(!pst_table_seal(s->f.t, &l, NULL));
     pst_table_set_whole(s->f.t, 0);
 }
 
 static void end(state *s) {
-    steps_end(&s->f);
+    files_end(&s->f);
 }
 
 static void run_steps(state *s, uint64_t limit) {
     static int64_t keys[KEYS];
     uint64_t random = limit;
     begin(s, limit);
-    set_stack(&s->f);
+    files_set_stack(&s->f);
     for (int i = 0; i < 30; i++) {
         int64_t n = 1 + (int64_t)(check_random(&random) % (i % 3 ? 2000 : KEYS));
         for (int64_t k = 0; k < n; k++)
@@ -175,7 +167,7 @@ static void test_when_a_stack_counts(void) {
     begin(&s, (uint64_t)1 << 26);
     CHECK_EQ(add(&s, keys, &n), PST_NO_STACK);
     CHECK_EQ(pst_key_set_word(s.f.t, 2), PST_NO_STACK);
-    set_stack(&s.f);
+    files_set_stack(&s.f);
     n = 2;
     CHECK_EQ(add(&s, keys, &n), PST_OK);
     pst_lineage l = {.epoch = 77};
@@ -210,7 +202,7 @@ static void test_a_stack_that_is_held(void) {
     static state s;
     int64_t keys[2] = {2, 3}, n = 2;
     begin(&s, (uint64_t)1 << 26);
-    set_stack(&s.f);
+    files_set_stack(&s.f);
     pst_lineage last = lineage_of(s.f.t), other = last;
     other.id[3] ^= 1;
     CHECK_EQ(pst_table_set_stack(s.f.t, s.f.stack, &other), PST_STALE);
@@ -240,7 +232,7 @@ static void test_other_files(void) {
     pst_table_options o = {.max_parallelism = GROUPS, .last_key_group = GROUPS - 1};
     pst_table *t = NULL;
     begin(&s, (uint64_t)1 << 26);
-    set_stack(&s.f);
+    files_set_stack(&s.f);
     REQUIRE(!pst_table_open(&schema, &o, &t, NULL, NULL));
     pst_lineage lineage = lineage_of(t);
     CHECK_EQ(pst_table_set_stack(t, s.f.stack, &lineage), PST_INVALID);
@@ -254,9 +246,9 @@ static void test_key_groups_without_files(void) {
     static state s;
     static const int32_t part[] = {1, GROUPS - 2};
     pst_stack *stack = NULL;
-    char path[128];
+    char path[96];
     begin(&s, (uint64_t)1 << 26);
-    path_of(&s.f, s.f.numbers[0], path);
+    files_path(&s.f, s.f.number[0], path);
     pst_stack_file file = {path, part, 1};
     REQUIRE(!pst_stack_open(s.f.in_files, GROUPS, &file, 1, NULL, &stack, NULL));
     pst_lineage lineage = lineage_of(s.f.t);
@@ -285,18 +277,18 @@ static void begin_with_nothing(state *s) {
     pst_cell a = {{1, 0}, {NULL, 0}};
     pst_lineage l = {.epoch = 1};
     memset(s, 0, sizeof *s);
-    steps_begin(&s->f, &schema);
-    pst_table *t = open_table(&schema, (uint64_t)1 << 26);
+    files_begin(&s->f, &schema);
+    pst_table *t = files_open(&s->f, (uint64_t)1 << 26);
     for (uint64_t k = 0; k < 10; k++)
         REQUIRE(!pst_key_set_word(t, k) && !pst_value_put(t, 0, &a));
-    seal(&s->f, t);
+    files_seal(&s->f, t);
     REQUIRE(!pst_key_set_word(t, 4) && !pst_value_clear(t, -1));
-    seal(&s->f, t);
+    files_seal(&s->f, t);
     pst_table_close(t);
-    s->f.t = open_table(&schema, (uint64_t)1 << 26);
+    s->f.t = files_open(&s->f, (uint64_t)1 << 26);
     REQUIRE(!pst_table_seal(s->f.t, &l, NULL));
     pst_table_set_whole(s->f.t, 0);
-    set_stack(&s->f);
+    files_set_stack(&s->f);
 }
 
 /* Such a key twice in a batch: it is put, and then cleared again. */

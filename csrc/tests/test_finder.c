@@ -590,11 +590,8 @@ static void run_refused(void) {
     }
     pst_finder_destroy(f);
     world other;
-    memset(&other, 0, sizeof other);
-    world_schema(&other, WORLD_STRINGS);
-    world_folder(&other);
     uint64_t rng = 2;
-    other.block_bytes = 4096;
+    world_begin(&other, WORLD_STRINGS);
     world_write(&other, 0, &rng, 20, 50, 0);
     pst_stack_close(st[1]);
     REQUIRE(!pst_stack_open(&other.schema, WORLD_GROUPS, other.files, 1, NULL, &st[1], NULL));

@@ -4,8 +4,8 @@
 #include "guided.h"
 
 #include "base/coding.h"
-#include "base/schema.h"
-#include "sst/sst_reader.h"
+#include "file/sst_reader.h"
+#include "key/schema.h"
 
 static uint64_t mix(uint64_t x) {
     return check_random(&x);

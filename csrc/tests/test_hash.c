@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/hash.h"
+#include "key/hash.h"
 
 static void test_vectors(void) {
     CHECK_EQ(pst_xxh64(NULL, 0, 0), UINT64_C(0xEF46DB3751D8E999));

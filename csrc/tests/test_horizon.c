@@ -1,17 +1,13 @@
 /* More timers of one time than a table has room for rows, below it; and what asking for them reads.
  */
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/schema.h"
 #include "elements/leave.h"
 #include "fetch/horizon.h"
 #include "fetch/parts.h"
-#include "files.h"
-#include "stack/read.h"
+#include "reads/read.h"
 #include "stack/stack.h"
+#include "table_files.h"
 
-enum { GROUPS = 8, MOST_FILES = 12, MOST_KEYS = 20000, PART = 50 };
+enum { MOST_KEYS = 20000, PART = 50 };
 
 static const pst_column KEYS[] = {{.name = "k", .type = PST_INT64},
                                   {.name = "n", .type = PST_INT64}};
@@ -21,14 +17,7 @@ static const pst_column STATES[] = {{.name = "a", .type = PST_INT64},
 
 typedef struct state {
     pst_schema schema;
-    pst_schema *in_files;
-    pst_table *t;
-    pst_stack *stack;
-    char folder[64];
-    uint64_t numbers[MOST_FILES];
-    int n;
-    uint64_t next;
-    pst_lineage lineage;
+    files f;
     uint64_t steps;
     int patience; /* steps that may follow one that did not help: rows came that have no timer */
     uint8_t fired[MOST_KEYS];
@@ -42,110 +31,14 @@ static int64_t count_read(const pst_read *r, int64_t result) {
     return result;
 }
 
-/* ---- files ----------------------------------------------------------------------------------- */
-
-static void path_of(const state *s, uint64_t number, char path[128]) {
-    snprintf(path, 128, "%s/%" PRIu64 ".sst", s->folder, number);
-}
-
-static pst_table *open_table(const state *s, uint64_t limit) {
-    pst_table_options o = {
-        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = limit};
-    pst_table *t = NULL;
-    REQUIRE(!pst_table_open(&s->schema, &o, &t, NULL, NULL));
-    return t;
-}
-
-static void save(state *s, const memory_file *f) {
-    char path[128];
-    path_of(s, ++s->next, path);
-    FILE *out = fopen(path, "wb");
-    REQUIRE(out && fwrite(f->data, 1, f->size, out) == f->size && !fclose(out));
-    s->numbers[s->n++] = s->next;
-}
-
-static memory_file load(const state *s, uint64_t number) {
-    memory_file f = {.calls_left = -1};
-    char path[128];
-    struct stat st;
-    path_of(s, number, path);
-    REQUIRE(!stat(path, &st));
-    f.size = (size_t)st.st_size;
-    f.data = malloc(f.size);
-    FILE *in = fopen(path, "rb");
-    REQUIRE(f.data && in && fread(f.data, 1, f.size, in) == f.size);
-    fclose(in);
-    return f;
-}
-
-/* The files from `from` on as one. */
-static void merge(state *s, int from) {
-    memory_file in[MOST_FILES], out = {.calls_left = -1};
-    pst_sst_reader *readers[MOST_FILES];
-    pst_io io = file_io(&out, 1);
-    pst_file_info info = {.kind = from ? PST_DELTA : PST_BASE,
-                          .max_parallelism = GROUPS,
-                          .last_key_group = GROUPS - 1,
-                          .block_bytes = 4096};
-    int n = s->n - from;
-    info.lineage.id[0] = 1;
-    for (int i = 0; i < n; i++) {
-        in[i] = load(s, s->numbers[from + i]);
-        REQUIRE(!file_open(&in[i], &readers[i]));
-    }
-    REQUIRE(!file_merge(s->in_files, &info, readers, NULL, n, &io));
-    for (int i = 0; i < n; i++) {
-        pst_sst_reader_close(readers[i]);
-        file_free(&in[i]);
-    }
-    s->n = from;
-    save(s, &out);
-    file_free(&out);
-}
-
-static void set_stack(state *s) {
-    char paths[MOST_FILES][128];
-    pst_stack_file files[MOST_FILES] = {{0}};
-    pst_stack *old = s->stack;
-    for (int i = 0; i < s->n; i++) {
-        path_of(s, s->numbers[i], paths[i]);
-        files[i].path = paths[i];
-    }
-    REQUIRE(!pst_stack_open(s->in_files, GROUPS, files, s->n, NULL, &s->stack, NULL));
-    pst_lineage lineage;
-    REQUIRE(!pst_table_lineage(s->t, 0, &lineage));
-    REQUIRE(!pst_table_set_stack(s->t, s->stack, &lineage));
-    pst_stack_close(old);
-}
-
-static void seal(state *s, pst_table *t) {
-    pst_sealed *sealed = NULL;
-    memory_file f = {.calls_left = -1};
-    pst_io io = file_io(&f, 1);
-    pst_file_info info;
-    s->lineage.epoch = ++s->next;
-    memcpy(s->lineage.id, &s->next, sizeof s->next);
-    REQUIRE(!pst_table_seal(t, &s->lineage, &sealed));
-    if (pst_sealed_rows(sealed)) {
-        pst_sealed_guide(sealed, 4096);
-        REQUIRE(!pst_sealed_write(sealed, &io, &info));
-        save(s, &f);
-    }
-    pst_sealed_destroy(sealed);
-    file_free(&f);
-    if (s->n == MOST_FILES)
-        merge(s, 1);
-}
-
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 /* Keys have a namespace or none, and then the key is one column. */
 static void begin(state *s, int spaces) {
     memset(s, 0, sizeof *s);
     s->schema = (pst_schema){1 + spaces, 3, KEYS, STATES, 1};
-    snprintf(s->folder, sizeof s->folder, "/dev/shm/pst_horizon_XXXXXX");
-    REQUIRE(mkdtemp(s->folder));
-    REQUIRE(!pst_file_schema_create(&s->schema, &s->in_files));
+    files_begin(&s->f, &s->schema);
+    s->f.keeps = 1;
 }
 
 static void set_key(state *s, pst_table *t, int64_t k, int64_t n) {
@@ -164,30 +57,25 @@ static void put(state *s, pst_table *t, int64_t k, int64_t n, int64_t value) {
 
 /* A table without rows above the files. */
 static void begin_anew(state *s, uint64_t limit) {
-    if (!s->n)
+    if (!s->f.n)
         return;
-    pst_table_close(s->t);
-    s->t = open_table(s, limit);
-    REQUIRE(!pst_table_seal(s->t, &s->lineage, NULL));
-    pst_table_set_whole(s->t, 0);
-    set_stack(s);
+    pst_table_close(s->f.t);
+    s->f.t = files_open(&s->f, limit);
+    REQUIRE(!pst_table_seal(s->f.t, &s->f.lineage, NULL));
+    pst_table_set_whole(s->f.t, 0);
+    files_set_stack(&s->f);
 }
 
 static void end(state *s) {
-    char command[128];
-    pst_table_close(s->t);
-    pst_stack_close(s->stack);
-    pst_file_schema_destroy(s->in_files);
-    snprintf(command, sizeof command, "rm -r %s", s->folder);
-    REQUIRE(!system(command));
+    files_end(&s->f);
 }
 
 /* Seals a step; as many rows as may leave. */
 static void step(state *s) {
     pst_room all = {UINT64_MAX, 0};
-    seal(s, s->t);
-    set_stack(s);
-    REQUIRE(!pst_table_leave(s->t, &all, NULL));
+    files_seal(&s->f, s->f.t);
+    files_set_stack(&s->f);
+    REQUIRE(!pst_table_leave(s->f.t, &all, NULL));
     s->steps++;
 }
 
@@ -199,9 +87,9 @@ static uint64_t fire(state *s, int64_t until, int64_t least) {
     pst_batch *b = NULL;
     int idle = 0;
     for (;;) {
-        pst_status st = pst_timers_due(s->t, PST_EVENT, until, PART, times, &b);
+        pst_status st = pst_timers_due(s->f.t, PST_EVENT, until, PART, times, &b);
         if (st == PST_NO_ROOM) {
-            CHECK_EQ(pst_table_detail(s->t)->row, 0);
+            CHECK_EQ(pst_table_detail(s->f.t)->row, 0);
             REQUIRE(idle++ <= s->patience);
             step(s);
             continue;
@@ -231,16 +119,16 @@ enum { AT = 5000 };
 static void run_one_time(int spaces, int64_t keys, uint64_t limit) {
     static state s;
     begin(&s, spaces);
-    pst_table *t = open_table(&s, (uint64_t)1 << 28);
+    pst_table *t = files_open(&s.f, (uint64_t)1 << 28);
     for (int64_t k = 0; k < keys; k++) {
         put(&s, t, spaces ? 3 : k, k, k);
         REQUIRE(!pst_timer_register(t, PST_EVENT, AT));
         if (k % 5 == 0)
             REQUIRE(!pst_timer_register(t, PST_EVENT, AT + 1 + k % 3));
     }
-    seal(&s, t);
+    files_seal(&s.f, t);
     pst_table_close(t);
-    merge(&s, 0);
+    files_merge(&s.f, 0);
     begin_anew(&s, limit);
     CHECK_EQ(fire(&s, AT - 1, INT64_MIN), 0);
     CHECK_EQ(fire(&s, AT, AT), keys);
@@ -258,18 +146,18 @@ static void run_one_time(int spaces, int64_t keys, uint64_t limit) {
 static void run_replaced(int64_t keys, uint64_t limit) {
     static state s;
     begin(&s, 0);
-    pst_table *t = open_table(&s, (uint64_t)1 << 28);
+    pst_table *t = files_open(&s.f, (uint64_t)1 << 28);
     for (int64_t k = 0; k < keys; k++) {
         put(&s, t, k, 0, k);
         REQUIRE(!pst_timer_register(t, PST_EVENT, 2 * AT + k * 7919 % keys));
     }
-    seal(&s, t);
+    files_seal(&s.f, t);
     for (int64_t k = 0; k < keys; k++) {
         set_key(&s, t, k, 0);
         REQUIRE(!pst_timer_delete(t, PST_EVENT, 2 * AT + k * 7919 % keys));
         REQUIRE(!pst_timer_register(t, PST_EVENT, AT));
     }
-    seal(&s, t);
+    files_seal(&s.f, t);
     pst_table_close(t);
     s.patience = 10;
     begin_anew(&s, limit);
@@ -287,45 +175,45 @@ static void test_within_a_time(void) {
     int64_t times[PART];
     pst_batch *b = NULL;
     begin(&s, 0);
-    pst_table *t = open_table(&s, (uint64_t)1 << 28);
+    pst_table *t = files_open(&s.f, (uint64_t)1 << 28);
     for (int64_t k = 0; k < 100; k++) {
         put(&s, t, k, 0, k);
         REQUIRE(!pst_timer_register(t, PST_EVENT, AT));
     }
-    seal(&s, t);
+    files_seal(&s.f, t);
     pst_table_close(t);
-    merge(&s, 0);
+    files_merge(&s.f, 0);
     begin_anew(&s, (uint64_t)1 << 26);
-    REQUIRE(!pst_timers_due(s.t, PST_EVENT, AT, PART, times, &b));
+    REQUIRE(!pst_timers_due(s.f.t, PST_EVENT, AT, PART, times, &b));
     int64_t got = pst_batch_length(b);
     CHECK(got >= 1 && got < PART);
-    CHECK_EQ(pst_table_horizon(s.t, PST_EVENT), AT);
-    CHECK(!pst_horizon_is_beyond(s.t, PST_EVENT, AT));
+    CHECK_EQ(pst_table_horizon(s.f.t, PST_EVENT), AT);
+    CHECK(!pst_horizon_is_beyond(s.f.t, PST_EVENT, AT));
     pst_batch_destroy(b);
     /* Rows that come with timers of that time were not late; a timer that is registered now is, but not
      * one of another epoch. */
-    uint64_t missed = pst_timers_missed(s.t);
+    uint64_t missed = pst_timers_missed(s.f.t);
     for (int64_t k = 0; k < 100; k++)
-        set_key(&s, s.t, k, 0);
-    CHECK_EQ(pst_timers_missed(s.t), missed);
-    REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT - 5));
-    CHECK_EQ(pst_timers_missed(s.t), missed + 1);
-    REQUIRE(!pst_table_rollback(s.t, 0));
-    put(&s, s.t, 1000, 0, 1000);
-    REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT - 5));
-    CHECK_EQ(pst_timers_missed(s.t), missed + 1);
-    REQUIRE(!pst_table_rollback(s.t, 0));
-    CHECK_EQ(pst_table_horizon(s.t, PST_EVENT), INT64_MIN);
-    REQUIRE(!pst_timers_due(s.t, PST_EVENT, AT, PART, times, &b));
+        set_key(&s, s.f.t, k, 0);
+    CHECK_EQ(pst_timers_missed(s.f.t), missed);
+    REQUIRE(!pst_timer_register(s.f.t, PST_EVENT, AT - 5));
+    CHECK_EQ(pst_timers_missed(s.f.t), missed + 1);
+    REQUIRE(!pst_table_rollback(s.f.t, 0));
+    put(&s, s.f.t, 1000, 0, 1000);
+    REQUIRE(!pst_timer_register(s.f.t, PST_EVENT, AT - 5));
+    CHECK_EQ(pst_timers_missed(s.f.t), missed + 1);
+    REQUIRE(!pst_table_rollback(s.f.t, 0));
+    CHECK_EQ(pst_table_horizon(s.f.t, PST_EVENT), INT64_MIN);
+    REQUIRE(!pst_timers_due(s.f.t, PST_EVENT, AT, PART, times, &b));
     pst_batch_destroy(b);
     /* Rows whose timers were not fired stay, though others of that time are below. */
-    seal(&s, s.t);
-    set_stack(&s);
+    files_seal(&s.f, s.f.t);
+    files_set_stack(&s.f);
     pst_room all = {UINT64_MAX, 0}, left;
-    put(&s, s.t, 1000, 0, 1000); /* no timers */
-    seal(&s, s.t);
-    set_stack(&s);
-    CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_OK);
+    put(&s, s.f.t, 1000, 0, 1000); /* no timers */
+    files_seal(&s.f, s.f.t);
+    files_set_stack(&s.f);
+    CHECK_EQ(pst_table_leave(s.f.t, &all, &left), PST_OK);
     CHECK_EQ(left.rows, 1);
     CHECK_EQ(fire(&s, AT, AT), 100);
     for (int64_t k = 0; k < 100; k++)
@@ -344,24 +232,24 @@ static void test_several(void) {
     uint32_t rows = 1;
     uint64_t left = 0, epochs = 0;
     begin(&s, 0);
-    s.t = open_table(&s, (uint64_t)1 << 28);
+    s.f.t = files_open(&s.f, (uint64_t)1 << 28);
     for (int64_t k = 0; k < N; k++) {
-        put(&s, s.t, k, 0, k);
+        put(&s, s.f.t, k, 0, k);
         for (int i = 0; i < 2; i++)
-            REQUIRE(!pst_timer_register(s.t, i ? PST_EVENT : PST_PROCESSING,
+            REQUIRE(!pst_timer_register(s.f.t, i ? PST_EVENT : PST_PROCESSING,
                                         AT + k - (k < EARLY && i ? 2 * AT : 0)));
         if (k % 3 == 0)
-            REQUIRE(!pst_timer_register(s.t, PST_EVENT, 2 * AT));
+            REQUIRE(!pst_timer_register(s.f.t, PST_EVENT, 2 * AT));
     }
-    seal(&s, s.t);
-    merge(&s, 0);
-    set_stack(&s);
+    files_seal(&s.f, s.f.t);
+    files_merge(&s.f, 0);
+    files_set_stack(&s.f);
     for (int d = 0; d < 2; d++)
-        REQUIRE(!pst_table_set_horizon(s.t, (pst_domain)d, AT));
-    pst_leaving_begin(s.t, &(pst_room){UINT64_MAX, 0}, &l);
+        REQUIRE(!pst_table_set_horizon(s.f.t, (pst_domain)d, AT));
+    pst_leaving_begin(s.f.t, &(pst_room){UINT64_MAX, 0}, &l);
     for (; rows; left += rows, epochs++) {
-        REQUIRE(!pst_leave_some(s.t, &l, &rows));
-        REQUIRE(!rows || (!pst_table_seal(s.t, &s.lineage, NULL) && !pst_table_settle(s.t)));
+        REQUIRE(!pst_leave_some(s.f.t, &l, &rows));
+        REQUIRE(!rows || (!pst_table_seal(s.f.t, &s.f.lineage, NULL) && !pst_table_settle(s.f.t)));
     }
     CHECK(pst_leaving_is_done(&l));
     pst_leaving_end(&l);
@@ -382,21 +270,21 @@ static void test_ends(void) {
     for (int until = 0; until < N; until++) {
         static state s;
         begin(&s, 0);
-        pst_table *t = open_table(&s, (uint64_t)1 << 28);
+        pst_table *t = files_open(&s.f, (uint64_t)1 << 28);
         for (int64_t k = 0; k < N; k++) {
             put(&s, t, k, 0, k);
             REQUIRE(!pst_timer_register(t, PST_EVENT, times[k]));
         }
-        seal(&s, t);
+        files_seal(&s.f, t);
         pst_table_close(t);
-        merge(&s, 0);
+        files_merge(&s.f, 0);
         begin_anew(&s, (uint64_t)1 << 26);
         CHECK_EQ(fire(&s, times[until], INT64_MIN), (uint64_t)until + 1);
         step(&s);
         int64_t next = 0;
         if (until == N - 1)
-            CHECK_EQ(pst_timer_next(s.t, PST_EVENT, &next), PST_NOT_FOUND);
-        else if (CHECK_EQ(pst_timer_next(s.t, PST_EVENT, &next), PST_OK))
+            CHECK_EQ(pst_timer_next(s.f.t, PST_EVENT, &next), PST_NOT_FOUND);
+        else if (CHECK_EQ(pst_timer_next(s.f.t, PST_EVENT, &next), PST_OK))
             CHECK_EQ(next, times[until + 1]);
         CHECK_EQ(fire(&s, INT64_MAX, times[until]), (uint64_t)(N - 1 - until));
         end(&s);
@@ -412,26 +300,26 @@ static void test_reads(void) {
     pst_batch *b = NULL;
     uint64_t due = 0;
     begin(&s, 0);
-    pst_table *t = open_table(&s, (uint64_t)1 << 28);
+    pst_table *t = files_open(&s.f, (uint64_t)1 << 28);
     for (int64_t k = 0; k < 9000; k++) {
         due += k * 37 % 5000 < 100;
         if (k % 3000 == 1)
-            seal(&s, t);
+            files_seal(&s.f, t);
         if (k == 1)
-            merge(&s, 0);
+            files_merge(&s.f, 0);
         put(&s, t, k, 0, k);
         REQUIRE(!pst_timer_register(t, PST_EVENT, AT + k * 37 % 5000));
         REQUIRE(!pst_timer_register(t, PST_PROCESSING, AT));
     }
-    seal(&s, t);
+    files_seal(&s.f, t);
     pst_table_close(t);
     begin_anew(&s, (uint64_t)1 << 26);
     pst_reads_stats before, after;
     /* Within their time the blocks of all runs are read at once. */
-    pst_reads_get_stats(s.stack->reads, &before);
-    REQUIRE(!pst_table_set_horizon(s.t, PST_EVENT, AT + 100));
-    CHECK_EQ(pst_timer_next(s.t, PST_EVENT, &next), PST_OK);
-    pst_reads_get_stats(s.stack->reads, &after);
+    pst_reads_get_stats(s.f.stack->reads, &before);
+    REQUIRE(!pst_table_set_horizon(s.f.t, PST_EVENT, AT + 100));
+    CHECK_EQ(pst_timer_next(s.f.t, PST_EVENT, &next), PST_OK);
+    pst_reads_get_stats(s.f.stack->reads, &after);
     CHECK_EQ(next, AT + 100);
     CHECK(before.flight_most <= 1);
     CHECK(after.flight_most >= 3);
@@ -439,9 +327,10 @@ static void test_reads(void) {
     pst_read_hook = count_read;
     for (int i = 0; i < 6; i++) {
         reads = 0;
-        CHECK_EQ(pst_timer_next(s.t, (pst_domain)(i % 2), &next), PST_OK);
+        CHECK_EQ(pst_timer_next(s.f.t, (pst_domain)(i % 2), &next), PST_OK);
         CHECK_EQ(next, AT);
-        CHECK_EQ(pst_timers_due(s.t, (pst_domain)(i % 2), AT - 1, PART, times, &b), PST_NOT_FOUND);
+        CHECK_EQ(pst_timers_due(s.f.t, (pst_domain)(i % 2), AT - 1, PART, times, &b),
+                 PST_NOT_FOUND);
         CHECK(i < 2 ? reads > 1 : reads == 0);
     }
     /* Then each block of hints is read once, and the rows' blocks. */
@@ -465,41 +354,41 @@ static void test_stale(void) {
     int64_t times[PART];
     pst_batch *b = NULL;
     begin(&s, 0);
-    s.t = open_table(&s, (uint64_t)1 << 28);
+    s.f.t = files_open(&s.f, (uint64_t)1 << 28);
     for (int64_t k = 0; k < N; k++) {
-        put(&s, s.t, k, 0, k);
-        REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT + k % 7));
+        put(&s, s.f.t, k, 0, k);
+        REQUIRE(!pst_timer_register(s.f.t, PST_EVENT, AT + k % 7));
         if (k % 3 == 0)
-            REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT + 1 + k % 5));
+            REQUIRE(!pst_timer_register(s.f.t, PST_EVENT, AT + 1 + k % 5));
     }
-    put(&s, s.t, N, 0, N);
-    REQUIRE(!pst_timer_register(s.t, PST_EVENT, 3 * AT));
-    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), AT);
-    CHECK_EQ(pst_timers_from(s.t, PST_PROCESSING), INT64_MAX - 1);
-    seal(&s, s.t);
-    merge(&s, 0);
-    set_stack(&s);
-    while (!pst_timers_due(s.t, PST_EVENT, 2 * AT, PART, times, &b)) {
+    put(&s, s.f.t, N, 0, N);
+    REQUIRE(!pst_timer_register(s.f.t, PST_EVENT, 3 * AT));
+    CHECK_EQ(pst_timers_from(s.f.t, PST_EVENT), AT);
+    CHECK_EQ(pst_timers_from(s.f.t, PST_PROCESSING), INT64_MAX - 1);
+    files_seal(&s.f, s.f.t);
+    files_merge(&s.f, 0);
+    files_set_stack(&s.f);
+    while (!pst_timers_due(s.f.t, PST_EVENT, 2 * AT, PART, times, &b)) {
         REQUIRE(!pst_timers_fire_all(b, PST_EVENT, times));
         pst_batch_destroy(b);
     }
     for (int64_t k = 0; k < N; k++) {
-        set_key(&s, s.t, k, 0);
-        REQUIRE(!pst_value_clear(s.t, -1));
+        set_key(&s, s.f.t, k, 0);
+        REQUIRE(!pst_value_clear(s.f.t, -1));
     }
-    seal(&s, s.t);
-    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), 3 * AT);
+    files_seal(&s.f, s.f.t);
+    CHECK_EQ(pst_timers_from(s.f.t, PST_EVENT), 3 * AT);
     begin_anew(&s, (uint64_t)1 << 28);
-    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), INT64_MIN);
-    CHECK_EQ(pst_timers_due(s.t, PST_EVENT, 2 * AT, PART, times, &b), PST_NOT_FOUND);
-    CHECK_EQ(s.t->m->slots, 0);
-    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), 2 * AT + 1);
+    CHECK_EQ(pst_timers_from(s.f.t, PST_EVENT), INT64_MIN);
+    CHECK_EQ(pst_timers_due(s.f.t, PST_EVENT, 2 * AT, PART, times, &b), PST_NOT_FOUND);
+    CHECK_EQ(s.f.t->m->slots, 0);
+    CHECK_EQ(pst_timers_from(s.f.t, PST_EVENT), 2 * AT + 1);
     pst_stack_stats before, after;
     begin_anew(&s, (uint64_t)1 << 28);
-    REQUIRE(!pst_table_set_horizon(s.t, PST_EVENT, 3 * AT));
-    pst_stack_get_stats(s.stack, &before);
-    CHECK_EQ(pst_timers_due(s.t, PST_EVENT, 2 * AT, PART, times, &b), PST_NOT_FOUND);
-    pst_stack_get_stats(s.stack, &after);
+    REQUIRE(!pst_table_set_horizon(s.f.t, PST_EVENT, 3 * AT));
+    pst_stack_get_stats(s.f.stack, &before);
+    CHECK_EQ(pst_timers_due(s.f.t, PST_EVENT, 2 * AT, PART, times, &b), PST_NOT_FOUND);
+    pst_stack_get_stats(s.f.stack, &after);
     CHECK_EQ(after.keys, before.keys);
     CHECK_EQ(fire(&s, 3 * AT, 3 * AT), 1);
     CHECK_EQ(s.fired[N], 1);
@@ -513,26 +402,26 @@ static void test_passed(void) {
     pst_batch *b = NULL;
     pst_timers_place place, found;
     begin(&s, 0);
-    s.t = open_table(&s, (uint64_t)1 << 28);
-    put(&s, s.t, 1, 0, 1);
-    REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT));
-    seal(&s, s.t);
-    merge(&s, 0);
+    s.f.t = files_open(&s.f, (uint64_t)1 << 28);
+    put(&s, s.f.t, 1, 0, 1);
+    REQUIRE(!pst_timer_register(s.f.t, PST_EVENT, AT));
+    files_seal(&s.f, s.f.t);
+    files_merge(&s.f, 0);
     begin_anew(&s, (uint64_t)1 << 28);
-    place = (pst_timers_place){AT, (uint64_t)s.t->max_parallelism - 1, UINT64_MAX};
-    REQUIRE(!pst_table_set_passed(s.t, PST_EVENT, &place));
-    REQUIRE(!pst_timers_passed(s.t, PST_EVENT, &found));
+    place = (pst_timers_place){AT, (uint64_t)s.f.t->max_parallelism - 1, UINT64_MAX};
+    REQUIRE(!pst_table_set_passed(s.f.t, PST_EVENT, &place));
+    REQUIRE(!pst_timers_passed(s.f.t, PST_EVENT, &found));
     CHECK_EQ(memcmp(&found, &place, sizeof place), 0);
-    CHECK_EQ(pst_timers_due(s.t, PST_EVENT, AT, PART, times, &b), PST_NOT_FOUND);
-    REQUIRE(!pst_table_set_passed(s.t, PST_EVENT, &place));
-    set_key(&s, s.t, 1, 0);
-    REQUIRE(!pst_timers_passed(s.t, PST_EVENT, &found));
+    CHECK_EQ(pst_timers_due(s.f.t, PST_EVENT, AT, PART, times, &b), PST_NOT_FOUND);
+    REQUIRE(!pst_table_set_passed(s.f.t, PST_EVENT, &place));
+    set_key(&s, s.f.t, 1, 0);
+    REQUIRE(!pst_timers_passed(s.f.t, PST_EVENT, &found));
     CHECK(found.time_ms == AT && !found.key_group && !found.hash);
     begin_anew(&s, (uint64_t)1 << 28);
-    REQUIRE(!pst_table_set_passed(s.t, PST_EVENT, &found));
+    REQUIRE(!pst_table_set_passed(s.f.t, PST_EVENT, &found));
     CHECK_EQ(fire(&s, AT, AT), 1);
     place.key_group++;
-    CHECK_EQ(pst_table_set_passed(s.t, PST_EVENT, &place), PST_INVALID);
+    CHECK_EQ(pst_table_set_passed(s.f.t, PST_EVENT, &place), PST_INVALID);
     end(&s);
 }
 
@@ -562,9 +451,9 @@ static void test_nothing(void) {
     static state s;
     begin(&s, 0);
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-        CHECK_EQ(leave_nothing(s.in_files, none[i]), 1);
+        CHECK_EQ(leave_nothing(s.f.in_files, none[i]), 1);
     for (size_t i = 0; i < sizeof some / sizeof *some; i++)
-        CHECK_EQ(leave_nothing(s.in_files, some[i]), 0);
+        CHECK_EQ(leave_nothing(s.f.in_files, some[i]), 0);
     end(&s);
 }
 

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "access/batch.h"
-#include "base/siphash.h"
 #include "files.h"
+#include "key/siphash.h"
 #include "memory/alloc.h"
 #include "memory/ring.h"
 #include "table/index.h"

@@ -3,7 +3,7 @@
  *   test_large_maps [seeds] [seed]
  */
 #include "fetch/entries.h"
-#include "long_files.h"
+#include "killed.h"
 
 enum { SEEDS = 8 };
 
@@ -243,7 +243,7 @@ static void test_larger_than_memory(void) {
         have += versions[at] != 0;
     CHECK(have * VALUE > 6 * (uint64_t)LIMIT);
     CHECK(f.left >= BATCHES);
-    CHECK(most > 0 && most < 20 * MOST_FILES);
+    CHECK(most > 0 && most < 20 * LONG_FILES);
     for (int round = 0; round < 2; round++) {
         pst_budget_stats stats;
         int below;
@@ -281,8 +281,8 @@ static void test_larger_than_memory(void) {
     anew(&f, LIMIT);
     REQUIRE(!set_key(f.t, key, 0));
     check_all(f.t, other, ENTRIES);
-    merge(&f, 0);
-    set_stack(&f);
+    files_merge(&f, 0);
+    files_set_stack(&f);
     anew(&f, LIMIT);
     REQUIRE(!set_key(f.t, key, 0));
     check_all(f.t, other, ENTRIES);
@@ -297,16 +297,8 @@ typedef struct maps {
     uint32_t versions[SPACES][NAMES];
 } maps;
 
-static struct {
-    files *f;
-    uint64_t key, points, looked, random, every, below;
-    pst_table *copy;
-    maps now, sealed[2];
-    pst_lineage lineage[2];
-    pst_stack *stack[2]; /* [0]: the last epoch's, NULL while its delta is not there */
-} kill_;
-
-static void compare(pst_table *t, const maps *m) {
+static void compare(pst_table *t, const void *model) {
+    const maps *m = model;
     for (uint64_t i = 0; i < SPACES; i++) {
         REQUIRE(!set_key(t, kill_.key, i));
         check_all(t, m->versions[i], NAMES);
@@ -315,35 +307,16 @@ static void compare(pst_table *t, const maps *m) {
     }
 }
 
-static void after_store(void) {
-    pst_lineage l;
-    if (++kill_.points % kill_.every)
-        return;
-    pst_crash_hook = NULL;
-    copy_image(kill_.f->t, kill_.copy);
-    pst_epoch_recover(kill_.copy);
-    REQUIRE(!pst_table_lineage(kill_.copy, 0, &l));
-    int at = memcmp(&l, &kill_.lineage[0], sizeof l) != 0;
-    REQUIRE(!memcmp(&l, &kill_.lineage[at], sizeof l));
-    check_ownership(kill_.copy);
-    if (kill_.stack[at]) {
-        REQUIRE(!pst_table_set_stack(kill_.copy, kill_.stack[at], &l));
-        compare(kill_.copy, &kill_.sealed[at]);
-        check_ownership(kill_.copy);
-        kill_.looked++;
-    }
-    pst_crash_hook = after_store;
-}
-
 static void change(files *f) {
     uint64_t i = check_random(&kill_.random) % SPACES, what = check_random(&kill_.random) % 12;
-    uint32_t *v = kill_.now.versions[i];
+    maps *now = kill_.now;
+    uint32_t *v = now->versions[i];
     REQUIRE(!set_key(f->t, kill_.key, i));
     uint32_t slot = f->t->current.slot;
     kill_.below += slot != PST_NONE && pst_entries_are_below(f->t, slot, W);
     if (what == 0) {
         REQUIRE(!pst_value_clear(f->t, check_random(&kill_.random) % 2 ? W : -1));
-        memset(v, 0, sizeof kill_.now.versions[i]);
+        memset(v, 0, sizeof now->versions[i]);
     } else if (what == 1) {
         pst_cell cell = {{what, 0}, {NULL, 0}};
         REQUIRE(!pst_value_put(f->t, A, &cell));
@@ -358,21 +331,6 @@ static void change(files *f) {
             REQUIRE(!put(f->t, at, v[at]));
         }
     }
-}
-
-static void seal_and_leave(files *f) {
-    pst_stack_close(kill_.stack[1]);
-    kill_.stack[1] = kill_.stack[0];
-    kill_.lineage[1] = kill_.lineage[0];
-    kill_.sealed[1] = kill_.sealed[0];
-    kill_.stack[0] = NULL;
-    kill_.lineage[0] = (pst_lineage){.epoch = f->next + 1};
-    memcpy(kill_.lineage[0].id, &kill_.lineage[0].epoch, sizeof f->next);
-    kill_.sealed[0] = kill_.now;
-    seal(f);
-    kill_.stack[0] = pst_stack_retain(f->stack);
-    if (check_random(&kill_.random) % 3)
-        leave(f, 1 + check_random(&kill_.random) % 3);
 }
 
 /* Whatever allocation is refused, a look says so and may be tried again. */
@@ -403,43 +361,16 @@ static void refuse(files *f) {
 }
 
 static void test_killed(uint64_t seed) {
+    static maps models[3];
     files f;
-    memset(&kill_, 0, sizeof kill_);
-    begin(&f, (uint64_t)1 << 26);
-    kill_.f = &f;
-    kill_.random = seed;
+    kill_begin(models, sizeof *models);
+    kill_.change = change;
+    kill_.compare = compare;
     kill_.every = 1501;
-    kill_.key = long_key(seed);
-    pst_table_options o = {
-        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = (uint64_t)1 << 26};
-    REQUIRE(!pst_table_open(&SCHEMA, &o, &kill_.copy, NULL, NULL));
-    pst_cell one = {{1, 0}, {NULL, 0}};
-    REQUIRE(!set_key(f.t, kill_.key, 99) && !pst_value_put(f.t, A, &one));
-    seal_and_leave(&f);
-    for (int e = 0; e < 24; e++) {
-        pst_crash_hook = after_store;
-        for (uint64_t n = check_random(&kill_.random) % 5; n > 0; n--)
-            change(&f);
-        if (check_random(&kill_.random) % 6 == 0) {
-            REQUIRE(!pst_table_rollback(f.t, 0));
-            kill_.now = kill_.sealed[0];
-            change(&f);
-        }
-        compare(f.t, &kill_.now);
-        seal_and_leave(&f);
-        pst_crash_hook = NULL;
-        compare(f.t, &kill_.now);
-        check_ownership(f.t);
-        if (check_random(&kill_.random) % 5 == 0)
-            anew(&f, (uint64_t)1 << 26);
-    }
-    CHECK(kill_.looked > 10 && kill_.below > 10);
+    kill_run(&f, seed);
     anew(&f, (uint64_t)1 << 26);
     refuse(&f);
-    pst_table_close(kill_.copy);
-    pst_stack_close(kill_.stack[0]);
-    pst_stack_close(kill_.stack[1]);
-    end(&f);
+    kill_end(&f);
 }
 
 /* A flipped byte is an error or changes nothing, and the table goes on. */
@@ -457,7 +388,7 @@ static void test_flipped(void) {
     for (uint32_t at = 0; at < NAMES; at++)
         REQUIRE(!put(f.t, at, m.versions[0][at] = 1 + at % 30));
     seal(&f);
-    path_of(&f, f.number[0], path);
+    files_path(&f, f.number[0], path);
     REQUIRE(!stat(path, &st));
     for (int i = 0; i < FLIPS; i++) {
         off_t at = (off_t)(check_random(&random) % (uint64_t)st.st_size);
@@ -560,8 +491,8 @@ static void test_begun_again_alike(void) {
         if (!round)
             seal(&f);
         if (round == 1) {
-            merge(&f, 0);
-            set_stack(&f);
+            files_merge(&f, 0);
+            files_set_stack(&f);
         }
         anew(&f, (uint64_t)1 << 26);
         REQUIRE(!set_key(f.t, kill_.key, 0));
@@ -589,7 +520,7 @@ static void test_unread_guide(void) {
     anew(&f, (uint64_t)1 << 26);
     REQUIRE(!set_key(f.t, kill_.key, 0));
     for (uint32_t at = 5; at < 7; at++) {
-        set_stack(&f);
+        files_set_stack(&f);
         make_entry(&e, at, 1);
         pst_read_hook = fail_read;
         CHECK_EQ(pst_map_get(f.t, W, &e.k, &value, &is_null), PST_IO);

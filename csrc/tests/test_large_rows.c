@@ -7,7 +7,7 @@
 #include "fetch/room.h"
 #include "memory/span.h"
 #include "ownership.h"
-#include "steps.h"
+#include "table_files.h"
 
 enum { KEYS = 200, MOST_ITEMS = 12, ENTRIES = 6, MOST_BATCH = 40 };
 enum {
@@ -43,7 +43,7 @@ typedef struct model {
 } model;
 
 typedef struct state {
-    stepped f;
+    files f;
     uint64_t random;
     uint64_t limit;
     uint32_t largest;
@@ -78,8 +78,8 @@ static int is_text(text x, pst_bytes found) {
 static void step(state *s, uint64_t keys) {
     uint64_t fits;
     pst_room leave, left;
-    seal(&s->f, s->f.t);
-    set_stack(&s->f);
+    files_seal(&s->f, s->f.t);
+    files_set_stack(&s->f);
     check_ownership(s->f.t);
     CHECK_EQ(pst_table_room(s->f.t, keys, &fits, &leave), PST_OK);
     if (!s->f.n)
@@ -91,20 +91,18 @@ static void step(state *s, uint64_t keys) {
 }
 
 static void open_above(state *s, const pst_lineage *l) {
-    pst_table_options o = {
-        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = s->limit};
-    REQUIRE(!pst_table_open(&SCHEMA, &o, &s->f.t, NULL, NULL));
+    s->f.t = files_open(&s->f, s->limit);
     pst_table_set_steps(s->f.t, 1);
     pst_table_set_whole_rows(s->f.t, 512);
     REQUIRE(!pst_table_seal(s->f.t, l, NULL));
     if (s->f.n)
         pst_table_set_whole(s->f.t, 0);
-    set_stack(&s->f);
+    files_set_stack(&s->f);
 }
 
 /* A new table in the place of this one, which has nothing that its files have not. */
 static void begin_anew(state *s) {
-    seal(&s->f, s->f.t);
+    files_seal(&s->f, s->f.t);
     pst_lineage l = lineage_of(s->f.t);
     pst_table_close(s->f.t);
     open_above(s, &l);
@@ -349,7 +347,7 @@ static void run(uint64_t limit, uint32_t largest, int kinds, int rounds, uint64_
     static state s;
     pst_lineage l = {.epoch = 1};
     memset(&s, 0, sizeof s);
-    steps_begin(&s.f, &SCHEMA);
+    files_begin(&s.f, &SCHEMA);
     s.random = seed;
     s.limit = limit;
     s.largest = largest;
@@ -381,7 +379,7 @@ static void run(uint64_t limit, uint32_t largest, int kinds, int rounds, uint64_
     }
     CHECK(refused > 0);
     CHECK(s.cut > 0);
-    steps_end(&s.f);
+    files_end(&s.f);
 }
 
 /* ---- each allocation refused --------------------------------------------------------------------- */
@@ -470,7 +468,7 @@ static void test_sizes_that_change(void) {
     pst_lineage l = {.epoch = 1};
     uint64_t fitted[TIMES] = {0};
     memset(&s, 0, sizeof s);
-    steps_begin(&s.f, &SCHEMA);
+    files_begin(&s.f, &SCHEMA);
     s.limit = 1 << 20;
     open_above(&s, &l);
     for (int time = 0; time < TIMES; time++) {
@@ -486,8 +484,8 @@ static void test_sizes_that_change(void) {
         }
         CHECK(!s.f.t->poisoned);
         pst_room all = {UINT64_MAX, 0}, left;
-        seal(&s.f, s.f.t);
-        set_stack(&s.f);
+        files_seal(&s.f, s.f.t);
+        files_set_stack(&s.f);
         for (int i = 0; i < 4; i++)
             CHECK_EQ(pst_table_leave(s.f.t, &all, &left), PST_OK);
         CHECK_EQ(s.f.t->m->live, 0);
@@ -495,7 +493,7 @@ static void test_sizes_that_change(void) {
     }
     for (int time = 2; time < TIMES; time++)
         CHECK(fitted[time] >= fitted[time % 2] / 2);
-    steps_end(&s.f);
+    files_end(&s.f);
 }
 
 /* A table that is above its limit has room when rows have left: it gives back by how much it is above. */
@@ -503,7 +501,7 @@ static void test_above_the_limit(void) {
     static state s;
     pst_lineage l = {.epoch = 1};
     memset(&s, 0, sizeof s);
-    steps_begin(&s.f, &SCHEMA);
+    files_begin(&s.f, &SCHEMA);
     s.limit = 1 << 20;
     open_above(&s, &l);
     text x = {5000, 3};
@@ -512,10 +510,10 @@ static void test_above_the_limit(void) {
         REQUIRE(!pst_key_set_word(s.f.t, k) && !pst_value_put(s.f.t, VALUE, &v));
     pst_room all = {UINT64_MAX, 0}, leave;
     uint64_t fits;
-    seal(&s.f, s.f.t);
-    set_stack(&s.f);
+    files_seal(&s.f, s.f.t);
+    files_set_stack(&s.f);
     REQUIRE(!pst_table_settle(s.f.t));
-    set_stack(&s.f);
+    files_set_stack(&s.f);
     s.f.t->arena.limit = s.f.t->arena.committed_total - (16 << 10);
     CHECK_EQ(pst_table_room(s.f.t, 20, &fits, &leave), PST_OK);
     CHECK(fits < 20 && leave.rows > 0);
@@ -523,7 +521,7 @@ static void test_above_the_limit(void) {
     CHECK(s.f.t->arena.committed_total <= s.f.t->arena.limit);
     CHECK_EQ(pst_table_room(s.f.t, 20, &fits, &leave), PST_OK);
     CHECK_EQ(fits, 20);
-    steps_end(&s.f);
+    files_end(&s.f);
 }
 
 /* Keys that do not exist want no room where they are only read. */
@@ -535,14 +533,14 @@ static void test_absent(void) {
     uint64_t absent;
     pst_batch *b = NULL;
     memset(&s, 0, sizeof s);
-    steps_begin(&s.f, &SCHEMA);
+    files_begin(&s.f, &SCHEMA);
     s.limit = 1 << 20;
     open_above(&s, &l);
     pst_cell v = {{0, 0}, {(uint8_t *)"value", 5}};
     for (uint64_t k = 0; k < 10; k++)
         REQUIRE(!pst_key_set_word(s.f.t, k) && !pst_value_put(s.f.t, VALUE, &v));
-    seal(&s.f, s.f.t);
-    set_stack(&s.f);
+    files_seal(&s.f, s.f.t);
+    files_set_stack(&s.f);
     pst_table_set_whole(s.f.t, 0);
     for (int64_t i = 0; i < ABSENT; i++)
         keys[i] = i * 7;
@@ -553,7 +551,7 @@ static void test_absent(void) {
     CHECK_EQ(absent, ABSENT - 2);
     pst_batch_destroy(b);
     CHECK(!pst_table_dirty(s.f.t));
-    steps_end(&s.f);
+    files_end(&s.f);
 }
 
 /* ---- what makes room, of more keys than it may pass the limit for ------------------------------- */
@@ -581,8 +579,8 @@ static int64_t fill_timed(state *s, int64_t *keys) {
         keys[n] = n;
     }
     REQUIRE(!s->f.t->poisoned && n > 500 && n < CROWD);
-    seal(&s->f, s->f.t);
-    set_stack(&s->f);
+    files_seal(&s->f, s->f.t);
+    files_set_stack(&s->f);
     return n;
 }
 
@@ -608,8 +606,8 @@ static pst_array entry_names(int64_t n) {
 
 static void let_leave(state *s, uint64_t rows) {
     pst_room some = {rows, 0}, left;
-    seal(&s->f, s->f.t);
-    set_stack(&s->f);
+    files_seal(&s->f, s->f.t);
+    files_set_stack(&s->f);
     CHECK_EQ(pst_table_leave(s->f.t, &some, &left), PST_OK);
     check_ownership(s->f.t);
 }
@@ -657,11 +655,9 @@ static void test_pauses(clearing what) {
     pst_lineage l = {.epoch = 1};
     pst_batch *due = NULL;
     memset(&s, 0, sizeof s);
-    steps_begin(&s.f, &TIMED_SCHEMA);
+    files_begin(&s.f, &TIMED_SCHEMA);
     s.limit = 1 << 20;
-    pst_table_options o = {
-        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = s.limit};
-    REQUIRE(!pst_table_open(&TIMED_SCHEMA, &o, &s.f.t, NULL, NULL));
+    s.f.t = files_open(&s.f, s.limit);
     pst_table_set_steps(s.f.t, 1);
     REQUIRE(!pst_table_seal(s.f.t, &l, NULL));
     int64_t n = fill_timed(&s, keys);
@@ -700,7 +696,7 @@ static void test_pauses(clearing what) {
     /* Keys that were deleted keep their timers. */
     CHECK_EQ(st, what == REMOVES || what == DELETES ? PST_OK : PST_NOT_FOUND);
     pst_batch_destroy(due);
-    steps_end(&s.f);
+    files_end(&s.f);
 }
 
 int main(int argc, char **argv) {

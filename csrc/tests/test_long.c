@@ -2,7 +2,7 @@
  *
  *   test_long [seeds] [seed]
  */
-#include "long_files.h"
+#include "killed.h"
 
 enum { SEEDS = 12 };
 
@@ -116,12 +116,12 @@ static void test_larger_than_memory(void) {
     CHECK(f.left >= BATCHES);
     REQUIRE(n * 8 >= 10 * (uint64_t)LIMIT);
     /* The row's record and the last run of each file, however long the list is. */
-    CHECK(most > 0 && most < 12 * MOST_FILES);
+    CHECK(most > 0 && most < 12 * LONG_FILES);
     for (int round = 0; round < 2; round++) {
         pst_budget_stats stats;
         uint64_t before = reads_of(&f);
         REQUIRE(!set_key(f.t, key, 0));
-        CHECK(reads_of(&f) - before < 12 * MOST_FILES);
+        CHECK(reads_of(&f) - before < 12 * LONG_FILES);
         CHECK(!pst_table_dirty(f.t));
         check_items(&f, 0, n);
         REQUIRE(!pst_list_below(f.t, L, &below));
@@ -232,8 +232,8 @@ static void test_shown_and_gone(void) {
     for (int round = 0; round < 3; round++) {
         seal(&f);
         if (round == 1) {
-            merge(&f, 0);
-            set_stack(&f);
+            files_merge(&f, 0);
+            files_set_stack(&f);
         }
         anew(&f, LIMIT);
         REQUIRE(!set_key(f.t, key, 0));
@@ -466,7 +466,7 @@ static void test_leaves_first(void) {
 
 /* ---- a process that dies ------------------------------------------------------------------------- */
 
-/* Lists of one hash, whose items are numbers that rise. Of the last two sealed epochs, and now. */
+/* Lists of one hash, whose items are numbers that rise. */
 enum { SPACES = 5 };
 
 typedef struct numbers {
@@ -474,16 +474,8 @@ typedef struct numbers {
     uint64_t n[SPACES];
 } numbers;
 
-static struct {
-    files *f;
-    uint64_t key, points, looked, random, every, below;
-    pst_table *copy;
-    numbers now, sealed[2];
-    pst_lineage lineage[2];
-    pst_stack *stack[2]; /* [0]: the last epoch's, NULL while its delta is not there */
-} kill_;
-
-static void compare(pst_table *t, const numbers *m) {
+static void compare(pst_table *t, const void *model) {
+    const numbers *m = model;
     pst_elements *e = NULL;
     pst_cell key, value;
     REQUIRE(!pst_elements_create(t, &e));
@@ -500,29 +492,9 @@ static void compare(pst_table *t, const numbers *m) {
     pst_elements_destroy(e);
 }
 
-static void after_store(void) {
-    pst_lineage l;
-    if (++kill_.points % kill_.every)
-        return;
-    pst_crash_hook = NULL;
-    copy_image(kill_.f->t, kill_.copy);
-    pst_epoch_recover(kill_.copy);
-    REQUIRE(!pst_table_lineage(kill_.copy, 0, &l));
-    int at = memcmp(&l, &kill_.lineage[0], sizeof l) != 0;
-    REQUIRE(!memcmp(&l, &kill_.lineage[at], sizeof l));
-    check_ownership(kill_.copy);
-    if (kill_.stack[at]) {
-        REQUIRE(!pst_table_set_stack(kill_.copy, kill_.stack[at], &l));
-        compare(kill_.copy, &kill_.sealed[at]);
-        check_ownership(kill_.copy);
-        kill_.looked++;
-    }
-    pst_crash_hook = after_store;
-}
-
 static void change(files *f) {
     uint64_t i = check_random(&kill_.random) % SPACES, what = check_random(&kill_.random) % 8;
-    numbers *m = &kill_.now;
+    numbers *m = kill_.now;
     REQUIRE(!set_key(f->t, kill_.key, i));
     uint32_t slot = f->t->current.slot;
     kill_.below += slot != PST_NONE && pst_items_are_below(f->t, slot, L);
@@ -540,57 +512,15 @@ static void change(files *f) {
     }
 }
 
-static void seal_and_leave(files *f) {
-    pst_stack_close(kill_.stack[1]);
-    kill_.stack[1] = kill_.stack[0];
-    kill_.lineage[1] = kill_.lineage[0];
-    kill_.sealed[1] = kill_.sealed[0];
-    kill_.stack[0] = NULL;
-    kill_.lineage[0] = (pst_lineage){.epoch = f->next + 1};
-    memcpy(kill_.lineage[0].id, &kill_.lineage[0].epoch, sizeof f->next);
-    kill_.sealed[0] = kill_.now;
-    seal(f);
-    kill_.stack[0] = pst_stack_retain(f->stack);
-    if (check_random(&kill_.random) % 3)
-        leave(f, 1 + check_random(&kill_.random) % 3);
-}
-
 static void test_killed(uint64_t seed) {
+    static numbers models[3];
     files f;
-    memset(&kill_, 0, sizeof kill_);
-    begin(&f, (uint64_t)1 << 26);
-    kill_.f = &f;
-    kill_.random = seed;
+    kill_begin(models, sizeof *models);
+    kill_.change = change;
+    kill_.compare = compare;
     kill_.every = 331;
-    kill_.key = long_key(seed);
-    pst_table_options o = {
-        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = (uint64_t)1 << 26};
-    REQUIRE(!pst_table_open(&SCHEMA, &o, &kill_.copy, NULL, NULL));
-    pst_cell one = {{1, 0}, {NULL, 0}};
-    REQUIRE(!set_key(f.t, kill_.key, 99) && !pst_value_put(f.t, A, &one));
-    seal_and_leave(&f);
-    for (int e = 0; e < 24; e++) {
-        pst_crash_hook = after_store;
-        for (uint64_t n = check_random(&kill_.random) % 5; n > 0; n--)
-            change(&f);
-        if (check_random(&kill_.random) % 6 == 0) {
-            REQUIRE(!pst_table_rollback(f.t, 0));
-            kill_.now = kill_.sealed[0];
-            change(&f);
-        }
-        compare(f.t, &kill_.now);
-        seal_and_leave(&f);
-        pst_crash_hook = NULL;
-        compare(f.t, &kill_.now);
-        check_ownership(f.t);
-        if (check_random(&kill_.random) % 5 == 0)
-            anew(&f, (uint64_t)1 << 26);
-    }
-    CHECK(kill_.looked > 10 && kill_.below > 10);
-    pst_table_close(kill_.copy);
-    pst_stack_close(kill_.stack[0]);
-    pst_stack_close(kill_.stack[1]);
-    end(&f);
+    kill_run(&f, seed);
+    kill_end(&f);
 }
 
 /* ---- walks --------------------------------------------------------------------------------------- */
@@ -618,8 +548,8 @@ static void test_walks(void) {
         }
         seal(&f);
     }
-    merge(&f, 0);
-    set_stack(&f);
+    files_merge(&f, 0);
+    files_set_stack(&f);
     pst_cell cells[2] = {{{key, 0}, {NULL, 0}}};
     uint64_t hash = pst_hash_key(KEYS, 1, cells, 0), most = 0;
     for (uint64_t i = 0; i < FILLED; i++) {

@@ -604,10 +604,7 @@ static void test_dropped_elements(world_style style, uint32_t block_bytes) {
     pst_sst_reader *all = NULL, *rows = NULL;
     pst_record a, b;
     size_t n = 0;
-    memset(&w, 0, sizeof w);
-    world_schema(&w, style);
-    world_folder(&w);
-    w.block_bytes = 4096;
+    world_begin(&w, style);
     for (int32_t i = 0; i < 4; i++) {
         world_write(&w, i, &rng, i ? 200 : 800, 700, 40);
         mapping[i] = kept;

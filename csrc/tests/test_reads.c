@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "stack/reads.h"
+#include "reads/reads.h"
 
 #ifdef __SANITIZE_THREAD__
 #define UNDER_TSAN 1 /* which knows no threads after a fork */

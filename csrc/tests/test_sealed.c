@@ -1,10 +1,10 @@
 /* A sealed epoch's delta against the file that the same records make one by one: equal bytes, over
  * kinds of keys and values, ranges of key groups, mixed kinds of rows, and hashes that are
  * chosen. */
-#include "base/key.h"
-#include "base/schema.h"
-#include "base/xxh64.h"
 #include "files.h"
+#include "key/key.h"
+#include "key/schema.h"
+#include "key/xxh64.h"
 
 enum { KEYS = 6000, MOST_STATES = 12 };
 

@@ -3,7 +3,7 @@
 #include "files.h"
 
 #include "base/coding.h"
-#include "base/xxh64.h"
+#include "key/xxh64.h"
 #include "sst/sst_format.h"
 
 static const row_style WHOLE = {.masks = 1, .max_parallelism = 128, .last_key_group = 127};

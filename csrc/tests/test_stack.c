@@ -20,10 +20,7 @@ static pst_stack *open_world(const world *w, const pst_stack_options *o) {
 
 static void make_world(world *w, world_style style, int32_t n, size_t base, uint64_t seed) {
     uint64_t rng = seed;
-    memset(w, 0, sizeof *w);
-    world_schema(w, style);
-    world_folder(w);
-    w->block_bytes = 4096;
+    world_begin(w, style);
     for (int32_t i = 0; i < n; i++) {
         size_t rows = i ? base / (4u + 8u * (uint32_t)i) : base;
         world_write(w, i, &rng, rows, base, check_random(&rng) % 5 ? 40 : 4000);
@@ -319,9 +316,7 @@ static void run_many(void) {
     pst_stack_stats own;
     uint64_t sum[3] = {0, 0, 0};
     pst_sst_writer *writer;
-    memset(w, 0, sizeof *w);
-    world_schema(w, WORLD_PLAIN);
-    world_folder(w);
+    world_begin(w, WORLD_PLAIN);
     snprintf(w->paths[0], sizeof w->paths[0], "%.190s/many", w->folder);
     w->files[0].path = w->paths[0];
     FILE *out = fopen(w->paths[0], "wb");

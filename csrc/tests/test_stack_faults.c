@@ -17,10 +17,7 @@ static uint64_t ids[KEYS];
 
 static void make_world(world *w, world_style style, int32_t n, uint64_t seed) {
     uint64_t rng = seed;
-    memset(w, 0, sizeof *w);
-    world_schema(w, style);
-    world_folder(w);
-    w->block_bytes = 4096;
+    world_begin(w, style);
     for (int32_t i = 0; i < n; i++)
         world_write(w, i, &rng, i ? BASE / 8 : BASE, BASE, 100);
     for (int i = 0; i < KEYS; i++)
@@ -218,10 +215,7 @@ static void run_unguided(void) {
     pst_stack *st;
     pst_detail detail;
     uint64_t rng = 1;
-    memset(w, 0, sizeof *w);
-    world_schema(w, WORLD_PLAIN);
-    world_folder(w);
-    w->block_bytes = 4096;
+    world_begin(w, WORLD_PLAIN);
     world_write(w, 0, &rng, 100, 100, 0);
     w->block_bytes = 0;
     world_write(w, 1, &rng, 100, 100, 0);

@@ -3,8 +3,8 @@
 #include "guided.h"
 
 #include "base/coding.h"
-#include "base/schema.h"
-#include "sst/sst_times_build.h"
+#include "guide/sst_times_build.h"
+#include "key/schema.h"
 
 enum { VALUE = 150, TIMERS = 1, TIMER = 2 };
 

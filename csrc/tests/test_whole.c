@@ -3,9 +3,9 @@
  *
  *   test_whole [worlds] [seed]
  */
-#include "base/schema.h"
 #include "chain_compare.h"
 #include "epoch_files.h"
+#include "key/schema.h"
 
 enum { WORLDS = 150, EPOCHS = 8, RECORDS = 600 };
 

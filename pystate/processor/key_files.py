@@ -63,7 +63,7 @@ COPIED_BYTES, _WANTED_PART = 1 << 30, 4
 #: What lies between two parts of an object is read with them if it is no more: a request takes
 #: about as long as twice that, and many are on their way at a time.
 _GAP_BYTES = GROUP_BYTES // 2
-#: The most blocks of a segment of a guide (`csrc/sst/sst_guide.h`).
+#: The most blocks of a segment of a guide (`csrc/guide/sst_guide.h`).
 _SEGMENT_BLOCKS = 256
 _TRIES = 2
 _MOST_CACHE = 1 << 46

@@ -35,19 +35,34 @@ _seen: dict[str, tuple[int, set[tuple[int, int, str, int]]]] = {}
 
 
 def engage_janitor(home: TableHome) -> None:
-    """Start the executor's janitor, and register this worker's daemon with it."""
+    """Start the executor's janitor, and register this worker's daemon with it.
+
+    Spark goes on with the workers of a daemon that was killed: such a one registers itself.
+    """
     if home.folder is None or home.identity is None:
         return
-    parent = os.getppid()
-    start = process_start(parent)
+    pid, start = _parent()
+    if start is None or process_start(pid) != start:
+        pid = os.getpid()
+        start = process_start(pid)
     if start is None:
-        return  # the daemon has ended, and this worker is about to
+        return
     try:
-        os.close(os.open(f"{home.folder}/{janitor.DAEMON}{parent}-{start}", os.O_CREAT, 0o600))
+        os.close(os.open(f"{home.folder}/{janitor.DAEMON}{pid}-{start}", os.O_CREAT, 0o600))
         if not _is_looked_after(home.folder):
             _start_janitor(home)
     except OSError as error:
         _LOG.warning("nobody frees the tables in %s once they are done with: %s", home, error)
+
+
+@lru_cache(maxsize=1)
+def _parent() -> tuple[int, int | None]:
+    """The process that was this one's parent when this was asked for the first time."""
+    parent = os.getppid()
+    return parent, process_start(parent)
+
+
+os.register_at_fork(after_in_child=_parent.cache_clear)
 
 
 def replace_janitors(base: str) -> int:

@@ -7,11 +7,10 @@ import os
 import random
 import shutil
 import signal
-import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,6 @@ from tests.conftest import FakeWork
 from tests.drawn import stride
 
 CRASHED = 77
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder in memory: nothing here loses power, and real disks are slow to sync."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
 
 
 class Driver:

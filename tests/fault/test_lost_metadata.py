@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +24,6 @@ from tests.drawn import THOROUGH
 from tests.work import Work, content, read
 
 STATES = {"n": ps.ValueState("long", default=0)}
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
 
 
 def store(root: Path, epochs: int) -> Path:

@@ -8,11 +8,9 @@ savepoints are whole; and the job goes on. `tests.power` says what a failure may
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,14 +35,6 @@ from tests.work import CutError, Work, read
 POLICY = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=1, base_part=2)
 #: How many images of each story `make test` looks at, and every which of them goes on.
 LOOKS, GOES_ON = 40 if THOROUGH else 15, 3
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder in memory: power fails here only in theory, and real disks are slow to sync."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

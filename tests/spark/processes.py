@@ -44,7 +44,9 @@ class _Entry(NamedTuple):
 
     @property
     def is_daemon(self) -> bool:
-        return any(name in self.command for name in (b"pyspark.daemon", b"tests.spark.daemon"))
+        # Only as a word of its own: the JVM's command has the name in an option of Spark's.
+        words = self.command.split(b"\0")
+        return any(name in words for name in (b"pyspark.daemon", b"tests.spark.daemon"))
 
 
 @contextmanager

@@ -39,11 +39,24 @@ def executor_home(application: bytes, wanted: str) -> TableHome:
     return home
 
 
+@lru_cache(maxsize=1)
+def _executor() -> int | None:
+    """The JVM of this worker's executor: an ancestor when this is asked for the first time.
+
+    A worker outlives a daemon that is killed, and Spark goes on with it. It has other ancestors
+    then, and the executor's tables all the same.
+    """
+    return ancestor_named("java")
+
+
+os.register_at_fork(after_in_child=_executor.cache_clear)
+
+
 @lru_cache(maxsize=64)
 def _executor_home(application: bytes, wanted: str) -> TableHome:
     if wanted == "heap":
         return TableHome(None, None)
-    local, owner = _local_folder(), ancestor_named("java")
+    local, owner = _local_folder(), _executor()
     if wanted in ("shm", DISK):
         return choose_home(application, owner_pid=owner, fallback=local)
     folder = local if wanted == "local" else wanted

@@ -27,7 +27,7 @@ from pystate.checkpoint.epoch_log import (
 )
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CorruptFileError, FencedError, NewerFormatError
-from tests.drivers import CrashError, MemoryStorage, World
+from tests.drivers import CrashError, Interrupted, MemoryStorage, World
 
 OPERATOR = OperatorRecord("ü[op]", 4, 7, 6, None, 5, 4096, 3, 2, 1, 99, 0.5, 1.25, 2.0, 3.0)
 
@@ -115,15 +115,8 @@ def test_a_kill_at_every_step_costs_at_most_the_newest_record(before: int) -> No
     start = begun(before)
     for left in range(100):
         world = start.copy()
-        steps = [left]
-
-        def step(kind: str, path: str, steps: list[int] = steps) -> None:
-            steps[0] -= 1
-            if steps[0] < 0:
-                raise CrashError
-
         try:
-            write(EpochLog(MemoryStorage(world, step)), before + 1, before + 1)
+            write(EpochLog(MemoryStorage(world, Interrupted(left))), before + 1, before + 1)
         except CrashError:
             assert epochs(world) in (list(range(1, before + 1)), list(range(1, before + 2)))
             write(EpochLog(memory(world)), before + 2, before + 2)
@@ -139,16 +132,14 @@ def test_another_driver_between_any_two_steps(before: int) -> None:
     start = begun(before)
     for left in range(60):
         world = start.copy()
-        steps = [left]
 
-        def step(kind: str, path: str, steps: list[int] = steps, world: World = world) -> None:
-            steps[0] -= 1
-            if steps[0] == -1:
-                for epoch in range(before + 2, before + 20):
-                    write(EpochLog(memory(world)), epoch, epoch, term=2)
+        def successor(world: World = world) -> None:
+            for epoch in range(before + 2, before + 20):
+                write(EpochLog(memory(world)), epoch, epoch, term=2)
 
+        step = Interrupted(left, successor)
         write(EpochLog(MemoryStorage(world, step)), before + 1, before + 1)
-        if steps[0] >= 0:
+        if not step.happened:
             break
         assert epochs(world) == list(range(1, before + 20)), left
         assert len(world.files) < 32
@@ -161,15 +152,12 @@ def test_a_reader_beside_a_driver_that_merges(merged: int, monkeypatch: pytest.M
     # Whether a listing misses what is merged beside it depends on names that are drawn.
     for left in [*range(40), *[1] * 60]:
         world = begun(14)
-        steps = [left]
 
-        def step(kind: str, path: str, steps: list[int] = steps, world: World = world) -> None:
-            steps[0] -= 1
-            if steps[0] == -1:
-                for epoch in range(15, 25):
-                    write(EpochLog(memory(world)), epoch, epoch)
+        def driver(world: World = world) -> None:
+            for epoch in range(15, 25):
+                write(EpochLog(memory(world)), epoch, epoch)
 
-        found = read_records(MemoryStorage(world, step))
+        found = read_records(MemoryStorage(world, Interrupted(left, driver)))
         assert not found.problems
         assert [r.epoch for r in found.records][:14] == list(range(1, 15)), left
 
@@ -423,15 +411,8 @@ def test_sums_after_a_kill_at_every_step() -> None:
     start, epoch = about_to_remove()
     for left in range(100):
         world = start.copy()
-        steps = [left]
-
-        def step(kind: str, path: str, steps: list[int] = steps) -> None:
-            steps[0] -= 1
-            if steps[0] < 0:
-                raise CrashError
-
         try:
-            write(EpochLog(MemoryStorage(world, step), 20), epoch, epoch)
+            write(EpochLog(MemoryStorage(world, Interrupted(left)), 20), epoch, epoch)
         except CrashError:
             newest = epochs(world)[-1]
             assert sums(world) == expected(newest), left
@@ -449,17 +430,15 @@ def test_another_driver_between_any_two_steps_counts_no_epoch_twice() -> None:
     start, epoch = about_to_remove()
     for left in range(100):
         world = start.copy()
-        steps = [left]
 
-        def step(kind: str, path: str, steps: list[int] = steps, world: World = world) -> None:
-            steps[0] -= 1
-            if steps[0] == -1:
-                newest = epochs(world)[-1]
-                for number in range(newest + 1, newest + 30):
-                    write(EpochLog(memory(world), 20), number, number, term=2)
+        def successor(world: World = world) -> None:
+            newest = epochs(world)[-1]
+            for number in range(newest + 1, newest + 30):
+                write(EpochLog(memory(world), 20), number, number, term=2)
 
+        step = Interrupted(left, successor)
         write(EpochLog(MemoryStorage(world, step), 20), epoch, epoch)
-        if steps[0] >= 0:
+        if not step.happened:
             break
         newest = epochs(world)[-1]
         assert sums(world) == expected(newest) and newest >= epoch + 28, left

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,6 @@ from tests.unit.maintenance.test_repair import POLICY, UIDS, Streaming, damage
 from tests.work import HASHES, KEY, Work, content, read
 
 STATES = {"n": ps.ValueState("long", default=0)}
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
 
 
 def copy(origin: Path, target: Path) -> Path:

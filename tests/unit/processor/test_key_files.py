@@ -25,6 +25,7 @@ from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentErr
 from pystate.processor import key_files
 from pystate.processor.lookup import StateLookup
 from pystate.processor.selection import Selection
+from tests.unit.processor.changes import change, keyed
 
 STATES: dict[str, Any] = {
     "v": ps.ValueState("long", default=0),
@@ -37,40 +38,6 @@ STATES: dict[str, Any] = {
     "thing": ps.ValueState(object),
 }
 KEYS = 80
-
-
-def change(backend: ps.KeyedStateBackend, draw: random.Random) -> None:
-    """Change some keys in some way."""
-    for _ in range(60):
-        key = draw.randrange(KEYS)
-        backend.set_current_key(None if key == 7 else f"key {key}")
-        if backend.namespace is not None:
-            backend.set_current_namespace(draw.choice([None, 1, 2, 30]))
-        number = draw.randrange(1000)
-        match draw.randrange(10):
-            case 0:
-                backend.delete(backend.keys([f"key {key}"]))
-            case 1:
-                backend["list"].update(["x"] * draw.randrange(3))
-            case 2:
-                backend["list"].add(str(number))
-            case 3:
-                backend["map"].put(number % 5, number / 2)
-            case 4:
-                backend["map"].clear()
-            case 5:
-                backend["mean"].add(number)
-                backend["most"].add(number)
-            case 6:
-                backend["text"].update("t" * number)
-                backend["pair"].update({"a": number, "b": ["b", None]})
-            case 7:
-                backend["thing"].update((number, "thing"))
-            case 8:
-                domain = draw.choice(["event", "processing"])
-                backend.register_timer(domain, number)  # type: ignore[arg-type]
-            case _:
-                backend["v"].update(number)
 
 
 def published(folder: Path, backend: ps.KeyedStateBackend, files: list[str]) -> None:
@@ -96,7 +63,7 @@ def fill(folder: Path, seed: int, namespace: str | None) -> None:
         {"k": "string"}, states=STATES, namespace=namespace, timers=True
     ) as backend:
         for epoch in range(1, 7):
-            change(backend, draw)
+            change(backend, draw, range(KEYS), timers=True)
             lineage = Lineage(bytes([epoch]) * 16, parent, epoch)
             path, parent = state_path("op", 0, 127, epoch, lineage.id.hex(), "delta"), lineage.id
             with backend.seal(lineage) as snapshot, storage.create(path) as out:
@@ -124,7 +91,7 @@ def test_looked_up_is_as_read(
     for asked in ({}, {"state": "list"}, {"state": "v"}, {"timers": True}, {"accumulators": True}):
         whole = ps.read_state(tmp_path, **asked)
         for n in (0, 1, 30, 2 * KEYS):
-            keys = [None if k == 7 else f"key {k}" for k in draw.choices(range(2 * KEYS), k=n)]
+            keys = [keyed(k) for k in draw.choices(range(2 * KEYS), k=n)]
             wanted = [row for row in whole.to_pylist() if row["k"] in keys]
             found = ps.read_state(tmp_path, keys=keys, **asked)
             assert found.schema == whole.schema

@@ -30,6 +30,7 @@ from pystate.processor.key_files import KeyFiles
 from pystate.processor.lookup import StateLookup
 from tests import object_server
 from tests.folder_objects import FolderObjects
+from tests.unit.processor.changes import keyed
 from tests.unit.processor.test_key_files import KEYS, fill, sorted_rows
 
 ROWS = 300_000
@@ -84,7 +85,7 @@ def test_looked_up_is_as_read(
     objects, draw = FolderObjects(tmp_path / "ck"), random.Random(seed)
     lookup, whole = StateLookup(objects), ps.read_state(tmp_path / "ck").to_pylist()
     for n in (1, 3, 0, 30, 2 * KEYS):
-        keys = [None if k == 7 else f"key {k}" for k in draw.choices(range(2 * KEYS), k=n)]
+        keys = [keyed(k) for k in draw.choices(range(2 * KEYS), k=n)]
         wanted = sorted(str(row) for row in whole if row["k"] in keys)
         assert sorted_rows(lookup.rows(keys)) == wanted
         assert sorted_rows(StateLookup(objects).rows(keys)) == wanted

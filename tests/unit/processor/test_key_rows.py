@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from pystate.processor.lookup import StateLookup
 from pystate.processor.selection import Selection
 from pystate.state.ttl import StateTtl
 from tests.forks import FORKS
+from tests.unit.processor.changes import change, keyed
 from tests.unit.processor.test_expired import Clock, checkpoint
 
 STATES: dict[str, Any] = {
@@ -46,51 +46,6 @@ STATES: dict[str, Any] = {
 }
 KEYS, RANGES, GROUPS = 90, 3, 128
 BOUNDS = [range_bounds(index, GROUPS, RANGES) for index in range(RANGES)]
-
-
-def change(backend: ps.KeyedStateBackend, draw: random.Random, own: list[int]) -> None:
-    """Change some of a range's keys in some way."""
-    for _ in range(60):
-        key, number = draw.choice(own), draw.randrange(1000)
-        backend.set_current_key(keyed(key))
-        if backend.namespace is not None:
-            backend.set_current_namespace(draw.choice([None, 1, 2, 30]))
-        match draw.randrange(10):
-            case 0:
-                backend.delete(backend.keys([keyed(key)]))
-            case 1:
-                backend["list"].update(["x"] * draw.randrange(3))
-                backend["longs"].clear()
-            case 2:
-                backend["list"].add(str(number))
-                backend["longs"].add_all(range(number % 7))
-            case 3:
-                backend["map"].put(number % 5, number / 2)
-                backend["names"].put(str(number % 9), None if number % 3 else "n")
-            case 4:
-                backend["map"].clear()
-                backend["names"].remove(str(number % 9))
-            case 5:
-                backend["count"].add(number)
-                backend["most"].add(number)
-            case 6:
-                backend["text"].update("t" * number)
-                backend["pair"].update({"a": number, "b": ["b", None]})
-            case 7:
-                backend["thing"].update((number, "thing"))
-                backend["flag"].update(number % 2 == 0)
-            case 8:
-                if number % 3:
-                    backend["price"].update(Decimal(number) / 4)
-                else:
-                    backend["v"].clear()
-            case _:
-                backend["v"].update(number)
-
-
-def keyed(number: int) -> str | None:
-    """The key of that number."""
-    return None if number == 7 else f"key {number}"
 
 
 def fill(

@@ -21,6 +21,7 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, InvalidArgumentError, NotReachedError
 from pystate.processor import key_files
 from tests.folder_objects import FolderObjects
+from tests.unit.processor.changes import keyed
 from tests.unit.processor.test_key_files import KEYS, fill, sorted_rows
 
 RANGES = ((0, 40), (41, 99), (100, 127))
@@ -66,7 +67,7 @@ def test_an_operator_of_several_ranges(
         operator = reader["op"]
         assert operator.schema == whole.schema
         assert listed(operator.scan()) == sorted_rows(whole)
-        asked = [None if k == 7 else f"key {k}" for k in draw.choices(range(2 * KEYS), k=50)]
+        asked = [keyed(k) for k in draw.choices(range(2 * KEYS), k=50)]
         rows = operator.get(asked).to_pylist()
         by_key = {key: [r for r in whole.to_pylist() if r["k"] == key] for key in asked}
         if namespace is None:

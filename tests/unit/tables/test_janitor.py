@@ -155,7 +155,9 @@ def test_a_worker_engages_one_janitor(executor: Executor, monkeypatch: pytest.Mo
     upkeep.engage_janitor(TableHome(None, None))
     with monkeypatch.context() as patch:
         patch.setattr(upkeep, "process_start", lambda pid: None)
+        upkeep._parent.cache_clear()
         upkeep.engage_janitor(executor.home)
+    upkeep._parent.cache_clear()
     assert started == [] and not (executor.folder / ours).exists()
     upkeep.engage_janitor(executor.home)
     assert started == [executor.home] and (executor.folder / ours).exists()
