@@ -172,7 +172,16 @@ class KeyRows:
 
     def get(self, asked: AskedKeys, clock: Clock = _NO_CLOCK) -> pa.Table:
         """Rows in the order of the keys: one for each, or of each those of all namespaces."""
-        blocks, places = self._found(asked, clock)
+        return self._in_order(asked, *self._found(asked, clock))
+
+    def at_hand(self, asked: AskedKeys, clock: Clock = _NO_CLOCK) -> pa.Table | None:
+        """What `get` gives; None if a disk would have to be waited for, or much be read."""
+        found = self._finder.find(*self._wanted(asked, clock), at_hand=True)
+        return None if found is None else self._in_order(asked, *found)
+
+    def _in_order(
+        self, asked: AskedKeys, blocks: list[tuple[int, list[Part]]], places: bytes
+    ) -> pa.Table:
         if len(asked.arrays[0]) == 1:
             # They are in order, whatever their number.
             if blocks or asked.every:
@@ -185,11 +194,18 @@ class KeyRows:
         return asked.with_nulls(found, numbers[:, 0])
 
     def _found(self, asked: AskedKeys, clock: Clock) -> tuple[list[tuple[int, list[Part]]], bytes]:
+        found = self._finder.find(*self._wanted(asked, clock))
+        assert found is not None
+        return found
+
+    def _wanted(
+        self, asked: AskedKeys, clock: Clock
+    ) -> tuple[list[core.ArrayRef], int, core.Expiry | None]:
         expiry = self._expiry_at(clock) if self._expires and clock != _NO_CLOCK else None
         references = [
             reference(array, type_) for array, type_ in zip(asked.arrays, asked.types, strict=True)
         ]
-        return self._finder.find(references, self._mask, expiry)
+        return references, self._mask, expiry
 
     def _expiry_at(self, clock: Clock) -> core.Expiry:
         """What has expired at that time, which is mostly that of the look-up before."""

@@ -31,6 +31,7 @@ from pystate.processor.lookup import StateLookup
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import EVERYTHING, Selection, wanted_groups
 from pystate.redaction import logger
+from pystate.types.keys import parse_key
 
 _LOG = logger("pystate.query.connection")
 Result = TypeVar("Result")
@@ -46,6 +47,7 @@ class View:
         self.connection, self.manifest = connection, manifest
         self._lookups: dict[str, StateLookup] = {}
         self._clocks: dict[str, tuple[int | None, int | None]] = {}
+        self._key_schemas: dict[str, pa.Schema] = {}
 
     @property
     def epoch(self) -> int:
@@ -61,6 +63,15 @@ class View:
         """An operator; `NotHeldError` if there is none of that uid."""
         return operator_of(self.connection.storage, self.manifest, uid)
 
+    def key_schema(self, uid: str) -> pa.Schema:
+        """The columns of an operator's key."""
+        schema = self._key_schemas.get(uid)
+        if schema is None:
+            key = parse_key(list(self.operator(uid).key_schema))
+            schema = pa.schema([pa.field(name, type_.arrow) for name, type_ in key])
+            self._key_schemas[uid] = schema
+        return schema
+
     def clock(self, uid: str) -> tuple[int | None, int | None]:
         """By which processing time and watermark the states of an operator have expired."""
         clock = self._clocks.get(uid)
@@ -75,6 +86,10 @@ class View:
         if lookup is None:
             lookup = self._lookups[uid] = self.connection.lookup(uid, self.manifest)
         return lookup
+
+    def is_ready(self, uid: str) -> bool:
+        """Whether it is known how keys of an operator are looked up."""
+        return uid in self._lookups
 
     def scan(self, uid: str, selection: Selection = EVERYTHING) -> StateScan:
         """What reads all rows of an operator."""
