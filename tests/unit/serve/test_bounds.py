@@ -135,7 +135,7 @@ def test_a_stream_that_cannot_go_on_says_why_and_has_no_end(folder: Path) -> Non
 
 def test_many_slow_readers_take_bounded_memory_and_do_not_stop_others(folder: Path) -> None:
     """Two hundred ask for all rows, and read nothing."""
-    bounds = {"streams": 4, "seconds": 10, "stall_seconds": 2}
+    bounds = {"streams": 4, "seconds": 3, "stall_seconds": 1}
     with served({"shop": folder}, **bounds) as server:
         assert ask(server, f"{OPERATOR}/scan", {}, Accept=ARROW).status == 200
         before = memory()
