@@ -176,6 +176,8 @@ class _Endpoint:
             await self._app.tell(error, send)
         finally:
             service.requests -= 1
+            if call is not None:
+                call.end()
 
 
 async def _watched(call: Call, operation: Operation) -> None:

@@ -56,7 +56,7 @@ class Limits:
     keys : int
         Keys in one request.
     body_bytes : int
-        Size of the body of a request.
+        Size of the body of a request; all that are under way may have twice that together.
     rows : int
         Rows of one answer that is a stream.
     document_rows : int

@@ -138,6 +138,8 @@ class Service:
         self.operations, self.jobs = operations, jobs
         self.limits, self.workers = limits, workers
         self.requests = 0
+        self.body_bytes = 0
+        """Of the bodies of requests under way, as far as they have come."""
         self.streams = Gate(limits.streams, "streams of rows")
         self.statements = Gate(limits.statements, "statements of SQL")
         self.followers = Gate(limits.followers, "clients that follow changes")
@@ -156,6 +158,7 @@ class Call:
         self.path = {name: unquote(text) for name, text in scope["path_params"].items()}
         self.query = _parsed(scope["query_string"], operation)
         self._body: bytes | None = None
+        self._body_bytes = 0
         self.begun = False
         """Whether an answer has begun."""
 
@@ -204,21 +207,29 @@ class Call:
             raise self._too_large()
         try:
             return await asyncio.wait_for(self._whole_body(most), self.limits.seconds)
+        except BusyError:
+            raise  # it is a TimeoutError, too
         except asyncio.TimeoutError:
             raise RequestError(
                 408, f"the body did not come within {self.limits.seconds} seconds"
             ) from None
 
     async def _whole_body(self, most: int) -> bytes:
-        parts, size = [], 0
+        parts, service = [], self.service
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > most:
+            self._body_bytes += len(parts[-1])
+            service.body_bytes += len(parts[-1])
+            if self._body_bytes > most:
                 raise self._too_large()
+            if service.body_bytes > 2 * most:
+                raise BusyError(
+                    f"the server has {2 * most} bytes of bodies of requests under way, and no "
+                    "more: ask again later"
+                )
             if not message.get("more_body", False):
                 return b"".join(parts)
 
@@ -229,6 +240,11 @@ class Call:
             "takes: ask for less at a time",
             {"Connection": "close"},
         )
+
+    def end(self) -> None:
+        """Nothing is kept of the request any more."""
+        self.service.body_bytes -= self._body_bytes
+        self._body, self._body_bytes = None, 0
 
     async def gone(self) -> None:
         """Wait until the client goes away."""

@@ -86,6 +86,28 @@ def test_a_body_that_is_too_large_is_refused_without_being_read(folder: Path) ->
         assert ask(server, f"{OPERATOR}/get", {"keys": ["a"]}).status == 200
 
 
+def test_bodies_have_a_bound_together(folder: Path) -> None:
+    with served({"shop": folder}, body_bytes=1 << 20) as server, contextlib.ExitStack() as held:
+        service, size = server.app.service, 900_000
+        head = (
+            f"POST {OPERATOR}/get HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {size + 1}\r\n\r\n"
+        ).encode()
+        for number in (1, 2):
+            held.enter_context(raw(server, head + b" " * size))
+            until(lambda number=number: service.body_bytes == number * size)
+        body = json.dumps({"keys": ["word 7"]}).encode()
+        refused = ask(
+            server, f"{OPERATOR}/get", body + b" " * size, Content_Type="application/json"
+        )
+        assert refused.status == 503 and "2097152 bytes of bodies" in refused.said
+        assert ask(server, f"{OPERATOR}/get", {"keys": ["word 7"]}).status == 200
+        held.close()
+        until(lambda: service.body_bytes == 0)
+        taken = ask(server, f"{OPERATOR}/get", body + b" " * size, Content_Type="application/json")
+        assert taken.json["rows"][0]["n"] == 7 and service.body_bytes == 0
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(folder: Path) -> None:
     with served({"shop": folder}, seconds=1) as server:
         head = (
