@@ -226,6 +226,7 @@ class Call:
             if self._body_bytes > most:
                 raise self._too_large()
             if service.body_bytes > 2 * most:
+                self.end()  # at once: others, which come together with it, have its room
                 raise BusyError(
                     f"the server has {2 * most} bytes of bodies of requests under way, and no "
                     "more: ask again later"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -21,8 +22,12 @@ import pytest
 
 import pystate as ps
 from pystate.errors import InUseError, InvalidArgumentError
+from pystate.serve.app import all_routes
 from pystate.serve.auth import Guard
-from pystate.serve.problems import RequestError
+from pystate.serve.jobs import Jobs
+from pystate.serve.limits import Limits, Workers
+from pystate.serve.operations import Call, Service
+from pystate.serve.problems import BusyError, RequestError
 from pystate.serve.server import ServeOptions, Server
 from tests.serving import ARROW, LINES, OPERATOR, address, ask, served, shop
 
@@ -106,6 +111,34 @@ def test_bodies_have_a_bound_together(folder: Path) -> None:
         until(lambda: service.body_bytes == 0)
         taken = ask(server, f"{OPERATOR}/get", body + b" " * size, Content_Type="application/json")
         assert taken.json["rows"][0]["n"] == 7 and service.body_bytes == 0
+
+
+def test_of_bodies_that_come_together_some_have_the_room() -> None:
+    [operation] = [each for each in all_routes() if each.name == "get"]
+    scope = {"headers": [], "path_params": {}, "query_string": b""}
+
+    async def body(service: Service) -> str:
+        parts = [{"type": "http.request", "body": b" " * 60, "more_body": more} for more in (1, 0)]
+
+        async def receive() -> dict[str, object]:
+            await asyncio.sleep(0)
+            return parts.pop(0)
+
+        async def send(message: object) -> None:
+            raise AssertionError("nothing is answered")
+
+        try:
+            return f"{len(await Call(operation, service, scope, receive, send).body())}"
+        except BusyError:
+            return "refused"
+
+    async def three() -> tuple[list[str], int]:
+        workers = Workers(1, 1)
+        service = Service((), Jobs([]), Limits(body_bytes=120), workers)
+        workers.close()
+        return await asyncio.gather(*(body(service) for _ in range(3))), service.body_bytes
+
+    assert asyncio.run(three()) == (["120", "refused", "120"], 240)
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(folder: Path) -> None:
