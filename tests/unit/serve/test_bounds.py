@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -115,7 +116,7 @@ def test_bodies_have_a_bound_together(folder: Path) -> None:
 
 def test_of_bodies_that_come_together_some_have_the_room() -> None:
     [operation] = [each for each in all_routes() if each.name == "get"]
-    scope = {"headers": [], "path_params": {}, "query_string": b""}
+    scope: dict[str, Any] = {"headers": [], "path_params": {}, "query_string": b""}
 
     async def body(service: Service) -> str:
         parts = [{"type": "http.request", "body": b" " * 60, "more_body": more} for more in (1, 0)]
