@@ -34,7 +34,7 @@ IN_PROCESS = {
     "count": "keyed:vectorised",
     "one-key": "keyed:scalar",
     "stores": "stores:stores",
-    "lookups": "lookups:lookups",
+    "queries": "queries:queries",
     "writes": "writes:writes",
     "snapshot-pause": "snapshots:pause",
     "delta-size": "snapshots:bytes_written",

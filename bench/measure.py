@@ -62,6 +62,9 @@ class Scale:
     spark_disk_keys: int = 6_000_000
     spark_disk_rows: int = 1_000_000
     spark_disk_memory: int = 128 << 20
+    query_keys: int = 1_000_000
+    query_seconds: float = 2.0
+    query_period: float = 1.0
 
 
 SMOKE = Scale(
@@ -76,6 +79,7 @@ SMOKE = Scale(
     other_rows=2_000, other_keys=100, other_rounds=1, flink_rows=2_000,
     disk_memory=2 << 20, disk_batches=(100, 500, 2_000), disk_rows=500,
     spark_disk_keys=4_000, spark_disk_rows=2_000, spark_disk_memory=2 << 20,
+    query_keys=2_000, query_seconds=0.1, query_period=0.1,
 )
 LARGE = Scale(
     "large", rounds=7, rows=4_000_000, scalar_rows=1_000_000,
@@ -89,6 +93,7 @@ LARGE = Scale(
     small_batches=30, other_rows=1_000_000, other_keys=200_000, other_rounds=5,
     flink_rows=20_000_000, disk_memory=256 << 20, disk_batches=(1_000, 100_000, 1_000_000),
     spark_disk_keys=50_000_000, spark_disk_rows=2_000_000, spark_disk_memory=1 << 30,
+    query_keys=10_000_000,
 )
 # fmt: on
 SCALES = {scale.name: scale for scale in (SMOKE, Scale(), LARGE)}

@@ -29,7 +29,8 @@ typedef struct pst_wanted_keys {
     int32_t n_columns;
     uint64_t most_bytes; /* of what files said of several keys, kept at a time; 0: 8 MiB */
     uint64_t
-        states; /* a bit for each of the files that is wanted; 0: all. Only finders look at it */
+        states;  /* a bit for each of the files that is wanted; 0: all. Only finders look at it */
+    int at_hand; /* 1: wait for no disk, and read no more than a little. Only finders look at it */
 } pst_wanted_keys;
 
 /* Puts into `order` which of the keys to ask for: each one once, in the order of files, so that parts of
@@ -96,6 +97,8 @@ void pst_finder_destroy(pst_finder *f);
  * none. `expiry`, of that schema, may be NULL. Of wanted key i rows[2 i] is the number of its first row,
  * or -1, and rows[2 i + 1] how many it has: of keys with namespaces whose column is left out, several.
  * What is said of keys becomes rows once it has most_bytes; 0: 1 MiB.
+ * PST_NOT_HERE: keys that are to be `at_hand` are not in memory, neither here nor in the page cache, or
+ * files say more than 64 KiB of them.
  * PST_IO and PST_CORRUPT: the row of `detail` is the file's number, all ranges' files counted, and
  * there is the offset. PST_INVALID: keys as in pst_stack_lookup, or no block. PST_WRONG_TYPE and
  * PST_TOO_LARGE: a key; PST_TOO_LARGE also as in pst_gather; PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT. */

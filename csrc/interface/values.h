@@ -42,7 +42,7 @@ typedef enum pst_status {
     PST_CHANGED = 22,          /* what was sized has changed since: size it again                 */
     PST_NO_STACK = 23,         /* rows lie below the table, and no stack of files says which      */
     PST_NO_ROOM = 24,          /* rows, or what is put, do not fit: take fewer, or seal first     */
-    PST_NOT_HERE = 25,         /* not in the table; it may lie in the files below, or nowhere     */
+    PST_NOT_HERE = 25,         /* not in the table, or memory; it may lie in files, or nowhere    */
 } pst_status;
 
 /* Where a status came from. Fields that do not apply are -1. */

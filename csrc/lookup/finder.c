@@ -12,12 +12,14 @@
  *  FN1. A finder reads only what stays as it is: the files of stacks, their parts that are in memory,
  *       and blocks. What a look-up changes is its own.
  *  FN2. What comes is what a table with the files of the key's range would have.
- *  FN3. A key's search ends when no older file can add anything to what was found. */
+ *  FN3. A key's search ends when no older file can add anything to what was found.
+ *  FN4. Where keys are to be at hand, no file is waited for, and little is read. */
 
 enum {
-    USUAL_BYTES = 1 << 20, /* of what files say, before it is put together */
-    SLOW_NS = 40000,       /* a read that takes longer is of the disk */
-    AHEAD = 64             /* keys whose blocks the disk is then asked for ahead */
+    USUAL_BYTES = 1 << 20,   /* of what files say, before it is put together */
+    AT_HAND_BYTES = 1 << 16, /* the most that files say of keys that are at hand */
+    SLOW_NS = 40000,         /* a read that takes longer is of the disk */
+    AHEAD = 64               /* keys whose blocks the disk is then asked for ahead */
 };
 
 struct pst_finder {
@@ -107,6 +109,7 @@ typedef struct finding {
     pst_wanted_list wanted;
     pst_said said;
     uint64_t most;
+    int at_hand;  /* nothing is waited for */
     look **looks; /* of the range's files; those that were asked */
     pst_allowance room;
     pst_buffer stored;
@@ -152,10 +155,12 @@ static pst_status read_stored(finding *x, int32_t file, const pst_guide_block *b
         x->stored.data + (PST_READ_ALIGN - (uintptr_t)x->stored.data % PST_READ_ALIGN);
     pst_read r = {
         .file = &m->file, .offset = from, .data = aligned, .size = size, .need = skip + b->stored};
+    *data = aligned + skip;
+    if (x->at_hand)
+        return pst_read_cached(&r) ? PST_OK : PST_NOT_HERE;
     int64_t begin = now_ns();
     pst_read_run(&r);
     x->slow = now_ns() - begin > SLOW_NS;
-    *data = aligned + skip;
     return r.error ? fail(x, PST_IO, file, b->offset, r.error) : PST_OK;
 }
 
@@ -258,6 +263,8 @@ static pst_status take_rows(finding *x, int32_t file, look *l, const pst_wanted 
             x->covered = pst_stack_covered(x->st, x->covered, &x->record);
         x->any = 1;
         s = pst_said_add(&x->said, x->place, file, &x->record);
+        if (!s && x->at_hand && x->said.parts.bytes.size > AT_HAND_BYTES)
+            s = PST_NOT_HERE;
         if (s)
             return s;
     }
@@ -277,6 +284,8 @@ static pst_status ask_file(finding *x, int32_t file, const pst_wanted *sought, u
     if (sought->key && !pst_guide_is_within(m->guide, sought->key, sought->nulls, x->st->n_keys))
         return PST_OK;
     pst_detail detail;
+    if (x->at_hand && !pst_member_has(m, segment, n, 1))
+        return PST_NOT_HERE;
     pst_status s = n ? pst_member_bring(m, segment, n, 1, &detail) : PST_OK;
     if (s == PST_IO || s == PST_CORRUPT)
         return fail(x, s, file, (uint64_t)detail.offset, detail.sys_errno);
@@ -413,6 +422,7 @@ static pst_status find_all(finding *x) {
 static pst_status set_up(finding *x, const pst_wanted_keys *wanted, const pst_expiry *expiry,
                          const pst_io *io, uint32_t *numbers) {
     const pst_stack *st = x->f->stacks[0];
+    x->at_hand = wanted->at_hand;
     x->most = wanted->most_bytes ? wanted->most_bytes : USUAL_BYTES;
     pst_status s = pst_gatherer_init(&x->gather, &st->schema, expiry, io);
     if (wanted->states) {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -34,6 +35,20 @@ static void run_calls(pst_read *r) {
         if (pst_read_take(r, n < 0 ? -errno : n))
             return;
     }
+}
+
+int pst_read_cached(pst_read *r) {
+#ifdef RWF_NOWAIT
+    if (r->file->direct || r->file->extents)
+        return 0;
+    struct iovec part = {r->data, r->size};
+    ssize_t n = preadv2(r->file->fd, &part, 1, (off_t)r->offset, RWF_NOWAIT);
+    r->got = n > 0 ? (size_t)n : 0;
+    return r->got >= r->need;
+#else
+    (void)r;
+    return 0;
+#endif
 }
 
 void pst_read_file_random(const pst_read_file *f) {

@@ -65,6 +65,8 @@ void pst_read_file_close(pst_read_file *f);
 int pst_read_take(pst_read *r, int64_t result);
 /* Goes on in this thread until it is over. */
 void pst_read_run(pst_read *r);
+/* Reads what lies in the page cache, without waiting: whether that was what was needed. */
+int pst_read_cached(pst_read *r);
 /* Of a file with extents what is damaged is read again, as some other part's read may have brought one
  * of its extents anew, and not the others. */
 enum { PST_READ_TRIES = 3 };

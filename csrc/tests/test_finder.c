@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "stack/blocks.h"
+#include "stack/read.h"
 #include "wanted_world.h"
 
 enum { COLUMNS = 16, THREADS = 4 };
@@ -348,6 +349,70 @@ static void run_threads(void) {
     world_free(w);
 }
 
+/* ---- at hand ----------------------------------------------------------------------------------- */
+
+static int reads; /* that may wait */
+
+static int64_t count_read(const pst_read *r, int64_t result) {
+    (void)r;
+    reads++;
+    return result;
+}
+
+static pst_status look_at_hand(const files *x, const wanted *keys, dump *d, int64_t *rows) {
+    pst_wanted_keys wanted_keys = {.columns = keys->columns, .n_columns = 1, .at_hand = 1};
+    pst_io io = {.ctx = d, .block = take_block};
+    reads = 0;
+    pst_read_hook = count_read;
+    pst_status s = pst_finder_find(x->finder, &wanted_keys, NULL, &io, rows, NULL);
+    pst_read_hook = NULL;
+    CHECK_EQ(reads, 0);
+    return s;
+}
+
+/* What is at hand is what is there, and nothing is waited for where it is not. */
+static void run_at_hand(void) {
+    enum { KEYS = 40, MANY = 6000 };
+    world *w = &the_world;
+    memory_file whole = {.calls_left = -1};
+    uint64_t *ids = calloc(MANY, sizeof *ids);
+    int64_t *rows = calloc(2 * MANY, sizeof *rows);
+    REQUIRE(ids && rows);
+    make_world(w, WORLD_PLAIN, 3, MANY, 12);
+    world_merge(w, w->rows, &whole);
+    for (size_t i = 0; i < MANY; i++)
+        ids[i] = i;
+    wanted few = want(w, ids, KEYS), many = want(w, ids, MANY);
+    dump all = expected(w, &whole, &few, 1), d = dump_make();
+    files x = open_world(w, 2, 16 << 20, NULL), without = open_world(w, 2, 0, NULL);
+    /* The guides are not here yet. */
+    CHECK_EQ(look_at_hand(&x, &few, &d, rows), PST_NOT_HERE);
+    REQUIRE(!look_up(&x, &many, 1, 0, &d, rows, NULL));
+    dump_free(&d);
+    CHECK_EQ(look_at_hand(&x, &few, &d, rows), PST_OK);
+    CHECK(dump_same(&d, &all));
+    check_rows(w, &d, rows, ids, KEYS);
+    dump_free(&d);
+    /* That is more than a little. */
+    CHECK_EQ(look_at_hand(&x, &many, &d, rows), PST_NOT_HERE);
+    dump_free(&d);
+    /* Without blocks of its own it has those of the page cache, where the file system can say. */
+    REQUIRE(!look_up(&without, &few, 1, 0, &d, rows, NULL));
+    dump_free(&d);
+    pst_status s = look_at_hand(&without, &few, &d, rows);
+    CHECK(s == PST_NOT_HERE || (s == PST_OK && dump_same(&d, &all)));
+    dump_free(&d);
+    close_world(&x);
+    close_world(&without);
+    dump_free(&all);
+    wanted_free(&few);
+    wanted_free(&many);
+    file_free(&whole);
+    free(ids);
+    free(rows);
+    world_free(w);
+}
+
 /* ---- blocks ------------------------------------------------------------------------------------ */
 
 /* What is held stays as it is while others make way; what was used last is kept. */
@@ -613,6 +678,7 @@ int main(int argc, char **argv) {
             run_model((world_style)style, 600 + 100 * seed, seed);
     run_some_states();
     run_threads();
+    run_at_hand();
     run_blocks();
     run_limit();
     run_faults();

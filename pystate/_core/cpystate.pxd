@@ -705,6 +705,7 @@ cdef extern from "pystate.h" nogil:
         int32_t n_columns
         uint64_t most_bytes
         uint64_t states
+        int at_hand
 
     pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
                                 const pst_wanted_keys *wanted, uint32_t *order, uint32_t *n)

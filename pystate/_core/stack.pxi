@@ -231,6 +231,7 @@ cdef int fill_wanted(pst_wanted_keys *wanted, pst_array *columns, list keys,
     wanted.n_columns = i
     wanted.most_bytes = most_bytes
     wanted.states = 0
+    wanted.at_hand = 0
     return 0
 
 
@@ -591,13 +592,14 @@ cdef class Finder:
             pst_finder_destroy(self.f)
 
     def find(self, list keys not None, uint64_t states=0, Expiry expiry=None,
-             uint64_t part_bytes=0):
+             uint64_t part_bytes=0, bint at_hand=False):
         """The rows of keys: blocks as `gather` gives them, and which rows each key has.
 
         `keys` are references to arrays, one for each column of the key; without the namespace's, of
         all namespaces. `states` has a bit for each of the files that is wanted; 0: all. What rows each key has is in bytes: two numbers of 64 bits, its first row or
         -1, and how many. With `expiry`, whose columns are the files', there is only what a reader
         sees. `part_bytes` is said of keys before rows are made of it; 0: as usual.
+        None if keys are to be `at_hand`, and a disk would have to be waited for, or much be read.
         """
         cdef pst_array columns[PST_MAX_KEYS_]
         cdef pst_wanted_keys wanted
@@ -612,6 +614,7 @@ cdef class Finder:
         keys = list(keys)
         fill_wanted(&wanted, columns, keys, part_bytes)
         wanted.states = states
+        wanted.at_hand = at_hand
         rows = PyBytes_FromStringAndSize(
             NULL, 16 * <Py_ssize_t> columns[0].length if keys else 0)
         numbers = <int64_t *> PyBytes_AS_STRING(rows)
@@ -621,6 +624,8 @@ cdef class Finder:
         # Any threads at a time: it lives as long as any of them has it.
         with nogil:
             status = pst_finder_find(self.f, &wanted, hidden, &io.c, numbers, &detail)
+        if status == PST_NOT_HERE:
+            return None
         if status != PST_OK:
             if status == PST_CALLBACK:
                 io.reraise()

@@ -171,7 +171,16 @@ class KeyRows:
 
     def get(self, asked: AskedKeys) -> pa.Table:
         """Rows in the order of the keys: one for each, or of each those of all namespaces."""
-        blocks, places = self._found(asked)
+        return self._in_order(asked, *self._found(asked))
+
+    def at_hand(self, asked: AskedKeys) -> pa.Table | None:
+        """What `get` gives; None if a disk would have to be waited for, or much be read."""
+        found = self._finder.find(*self._wanted(asked), at_hand=True)
+        return None if found is None else self._in_order(asked, *found)
+
+    def _in_order(
+        self, asked: AskedKeys, blocks: list[tuple[int, list[Part]]], places: bytes
+    ) -> pa.Table:
         if len(asked.arrays[0]) == 1:
             # They are in order, whatever their number.
             if blocks or asked.every:
@@ -184,10 +193,15 @@ class KeyRows:
         return asked.with_nulls(found, numbers[:, 0])
 
     def _found(self, asked: AskedKeys) -> tuple[list[tuple[int, list[Part]]], bytes]:
+        found = self._finder.find(*self._wanted(asked))
+        assert found is not None
+        return found
+
+    def _wanted(self, asked: AskedKeys) -> tuple[list[core.ArrayRef], int, core.Expiry | None]:
         references = [
             reference(array, type_) for array, type_ in zip(asked.arrays, asked.types, strict=True)
         ]
-        return self._finder.find(references, self._mask, self._expiry)
+        return references, self._mask, self._expiry
 
     def _batches(self, blocks: list[tuple[int, list[Part]]]) -> Iterator[pa.RecordBatch]:
         for _, parts in blocks:

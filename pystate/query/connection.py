@@ -31,6 +31,7 @@ from pystate.processor.lookup import StateLookup
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import EVERYTHING, Selection, wanted_groups
 from pystate.redaction import logger
+from pystate.types.keys import parse_key
 
 _LOG = logger("pystate.query.connection")
 Result = TypeVar("Result")
@@ -45,6 +46,7 @@ class View:
     def __init__(self, connection: Connection, manifest: Manifest) -> None:
         self.connection, self.manifest = connection, manifest
         self._lookups: dict[str, StateLookup] = {}
+        self._key_schemas: dict[str, pa.Schema] = {}
 
     @property
     def epoch(self) -> int:
@@ -60,12 +62,25 @@ class View:
         """An operator; `NotHeldError` if there is none of that uid."""
         return operator_of(self.connection.storage, self.manifest, uid)
 
+    def key_schema(self, uid: str) -> pa.Schema:
+        """The columns of an operator's key."""
+        schema = self._key_schemas.get(uid)
+        if schema is None:
+            key = parse_key(list(self.operator(uid).key_schema))
+            schema = pa.schema([pa.field(name, type_.arrow) for name, type_ in key])
+            self._key_schemas[uid] = schema
+        return schema
+
     def lookup(self, uid: str) -> StateLookup:
         """What looks keys of an operator up; its files stay open from one epoch to the next."""
         lookup = self._lookups.get(uid)
         if lookup is None:
             lookup = self._lookups[uid] = self.connection.lookup(uid, self.manifest)
         return lookup
+
+    def is_ready(self, uid: str) -> bool:
+        """Whether it is known how keys of an operator are looked up."""
+        return uid in self._lookups
 
     def scan(self, uid: str, selection: Selection = EVERYTHING) -> StateScan:
         """What reads all rows of an operator."""

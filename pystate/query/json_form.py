@@ -252,7 +252,9 @@ def value_of_text(text: str, type: pa.DataType, what: str) -> Any:
 def parsed(text: str | bytes, what: str) -> Any:
     """Parse a JSON document; `InvalidArgumentError` if it is none."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         said = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidArgumentError(f"{what} is not JSON: {said}") from error
@@ -260,6 +262,9 @@ def parsed(text: str | bytes, what: str) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no value of JSON: write it as a string")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _reader(type: pa.DataType, what: str) -> Callable[[Any], Any]:

@@ -56,8 +56,7 @@ class OperatorReader:
     @property
     def key_schema(self) -> pa.Schema:
         """The columns of the key."""
-        key = parse_key(list(self._place.view.operator(self.uid).key_schema))
-        return pa.schema([pa.field(name, type_.arrow) for name, type_ in key])
+        return self._place.view.key_schema(self.uid)
 
     @property
     def states(self) -> dict[str, State[Any]]:
@@ -96,16 +95,40 @@ class OperatorReader:
         CorruptFileError, NewerFormatError
             A file cannot be read; it is named.
         """
-        return self._place.read(lambda view: self._get(view, keys, states, namespaces))
 
-    def _get(self, view: View, keys: Any, states: list[str] | None, namespaces: Any) -> pa.Table:
-        lookup = view.lookup(self.uid)
-        scan = lookup.scan
+        def get(view: View) -> pa.Table:
+            look = view.lookup(self.uid).get
+            rows = self._looked_up(view, look, keys, states, namespaces)
+            assert rows is not None
+            return rows
+
+        return self._place.read(get)
+
+    def _get_at_hand(
+        self, keys: Any, *, states: list[str] | None = None, namespaces: Any = None
+    ) -> pa.Table | None:
+        """What `get` gives; None if a disk would have to be waited for, or much be read."""
+        self._place.check()
+        view = self._place.view
+        if not view.is_ready(self.uid):
+            return None
+        look = view.lookup(self.uid).get_at_hand
+        return self._looked_up(view, look, keys, states, namespaces)
+
+    def _looked_up(
+        self,
+        view: View,
+        look: Callable[..., pa.Table | None],
+        keys: Any,
+        states: list[str] | None,
+        namespaces: Any,
+    ) -> pa.Table | None:
+        scan = view.lookup(self.uid).scan
         if states is not None:
             states = checked_names(states, scan.states, self.uid, "get: states")
         selection = None if states is None else Selection(only=frozenset(states))
-        rows = lookup.get(keys, namespaces, selection=selection)
-        if states is None:
+        rows = look(keys, namespaces, selection=selection)
+        if states is None or rows is None:
             return rows
         kept = len(scan.operator.key_schema) + (scan.namespace is not None)
         return rows.select([*rows.schema.names[:kept], *states])

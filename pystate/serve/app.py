@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from pystate.query.json_form import document
 from pystate.redaction import logger
@@ -26,8 +24,7 @@ from pystate.serve.operations import JSON, Call, ClientGoneError, Operation, Ser
 from pystate.serve.problems import BusyError, RequestError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 _LOG = logger("pystate.serve")
 #: After so many seconds a client may ask again that was refused because there was no room.
@@ -75,10 +72,8 @@ class Application:
             # They are tried one after the other: what is asked for most comes first.
             for each in sorted(self.operations, key=lambda each: each.name != "keys")
         ]
-        self._router: ASGIApp = Starlette(
-            routes=endpoints,
-            exception_handlers={HTTPException: self._http_error},
-        )
+        # An application of Starlette has layers around this that take as long as a look-up.
+        self._router = Router(endpoints)
 
     @property
     def service(self) -> Service:
@@ -96,9 +91,12 @@ class Application:
             return
         # A uid may have a slash, which is escaped in the path as it was sent.
         raw = scope.get("raw_path")
-        if raw is not None:
-            scope = {**scope, "path": raw.decode("latin-1").partition("?")[0]}
-        await self._router(scope, receive, send)
+        path = scope["path"] if raw is None else raw.decode("latin-1").partition("?")[0]
+        scope = {**scope, "path": path, "app": self}
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await self.tell(self._known_problem(scope, error), send)
 
     def stop(self) -> None:
         """End what would not end by itself: streams, and clients that follow."""
@@ -119,29 +117,31 @@ class Application:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-    async def _http_error(self, request: Request, error: Exception) -> Response:
+    def _known_problem(self, scope: Scope, error: HTTPException) -> RequestError:
         """What the router knows to be wrong: no such path, or no such method."""
-        assert isinstance(error, HTTPException)
-        said = f"there is no {request.url.path!r:.200}: /openapi.json says what there is"
+        path = scope["path"]
+        said = f"there is no {path!r:.200}: /openapi.json says what there is"
         if error.status_code == 405:
-            said = f"{request.method} is not a method of {request.url.path!r:.200}"
-        problem = RequestError(error.status_code, said, error.headers or {})
+            said = f"{scope['method']} is not a method of {path!r:.200}"
         try:
-            self.guard.check(dict(request.scope["headers"]), is_open=False)
+            self.guard.check(dict(scope["headers"]), is_open=False)
         except RequestError as refused:
-            problem = refused
-        status, body, headers = self.told(problem)
-        return Response(body, status, dict(headers))
+            return refused
+        return RequestError(error.status_code, said, error.headers or {})
 
-    def told(self, error: BaseException) -> tuple[int, bytes, dict[str, str]]:
-        """The status, the body and the headers of an answer that tells of an error."""
+    async def tell(self, error: BaseException, send: Send) -> None:
+        """Answer with an error."""
         status, problem = self._jobs.veil.problem(error)
         headers = {"content-type": JSON, "cache-control": "no-store"}
         if isinstance(error, RequestError):
             headers |= {name.lower(): value for name, value in error.headers.items()}
         if status == 503:
             headers["retry-after"] = _RETRY_SECONDS
-        return status, document(problem), headers
+        body = document(problem)
+        sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        sent.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": sent})
+        await send({"type": "http.response.body", "body": body})
 
 
 class _Endpoint:
@@ -173,16 +173,11 @@ class _Endpoint:
         except Exception as error:
             if call is not None and call.begun:
                 raise StreamBrokenError from error
-            await self._tell(error, send)
+            await self._app.tell(error, send)
         finally:
             service.requests -= 1
-
-    async def _tell(self, error: Exception, send: Send) -> None:
-        status, body, headers = self._app.told(error)
-        sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        sent.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": sent})
-        await send({"type": "http.response.body", "body": body})
+            if call is not None:
+                call.end()
 
 
 async def _watched(call: Call, operation: Operation) -> None:

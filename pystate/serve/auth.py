@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pystate.errors import InvalidArgumentError
 from pystate.serve.problems import RequestError
@@ -62,13 +63,16 @@ class Guard:
             )
 
     def _is_own(self, host: str) -> bool:
-        if host == "localhost" or host in self.hosts:
-            return True
-        try:
-            ipaddress.ip_address(host.strip("[]"))
-        except ValueError:
-            return False
-        return True
+        return host == "localhost" or host in self.hosts or _is_address(host)
+
+
+@lru_cache(64)
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _without_port(host: str) -> str:

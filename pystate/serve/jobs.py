@@ -83,19 +83,25 @@ class Job:
         seconds: float,
         read: Callable[[View], Result],
         *,
-        is_quick: bool = False,
+        at_hand: Callable[[View], Result | None] | None = None,
     ) -> AsyncIterator[tuple[View, Result]]:
-        """Read an epoch in a thread; the view is kept until the block ends.
+        """Read an epoch; the view is kept until the block ends.
+
+        It is read in a thread, unless what `at_hand` gives, which waits for nothing, is there.
 
         The epoch is that one, or else the newest, which is waited for if it is before `least`. It
         is the next one if a running job has removed its files meanwhile, unless it was asked for.
         """
         view = await self._entered(epoch, least, seconds)
         # In an object store a look-up waits for requests, which others need not wait for, too.
-        run = self._workers.run_soon if is_quick and self._is_local else self._workers.run
+        is_quick = at_hand is not None and self._is_local
+        run = self._workers.run_soon if is_quick else self._workers.run
         try:
             try:
-                result = await run(read, view)
+                # To wake a thread, and be woken by it, takes longer than a look-up.
+                result = None if at_hand is None else at_hand(view)
+                if result is None:
+                    result = await run(read, view)
             except CheckpointError:
                 if epoch is None:
                     await self.refreshed()

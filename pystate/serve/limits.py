@@ -56,7 +56,7 @@ class Limits:
     keys : int
         Keys in one request.
     body_bytes : int
-        Size of the body of a request.
+        Size of the body of a request; all that are under way may have twice that together.
     rows : int
         Rows of one answer that is a stream.
     document_rows : int
@@ -146,10 +146,7 @@ class Workers:
         return await self._in_time(loop.run_in_executor(self._pool, do, *args))
 
     async def run_soon(self, do: Callable[..., Result], *args: Any) -> Result:
-        """The same for what is quick: with others that come at the same time, in one thread.
-
-        To wake a thread, and be woken by it, takes longer than a look-up.
-        """
+        """The same for what is quick: with others that come at the same time, in one thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         if not self._quick:

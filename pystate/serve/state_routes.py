@@ -35,7 +35,7 @@ from pystate.types.state_type import parse_type
 SQL = "application/sql"
 #: Keys of an Arrow answer that are looked up at a time.
 _KEYS_AT_ONCE = 1 << 15
-#: So many keys are looked up quickly.
+#: So many keys are looked up at once if they are at hand.
 _FEW_KEYS = 8
 
 JOB = Parameter("job", "The name of a job.", required=True, example="shop")
@@ -198,7 +198,7 @@ async def _keys(call: Call) -> None:
     texts, states, spaces = query["key"], query.get("state"), query.get("namespace")
     _check_keys(call, len(texts))
 
-    def read(view: View) -> bytes:
+    def found(view: View, get: Callable[..., pa.Table | None]) -> bytes | None:
         operator = view.operator(uid)
         schema = operator.key_schema
         keys = keys_of([key_of_text(text, schema) for text in texts], schema)
@@ -207,10 +207,18 @@ async def _keys(call: Call) -> None:
             type_ = _namespace_type(operator)
             given = [value_of_text(text, type_, "the namespace") for text in spaces]
             namespaces = column_of(given, type_, "the namespace")
-        rows = operator.get(keys, states=states, namespaces=namespaces)
-        return document({"epoch": view.epoch, "rows": rows_of(rows)})
+        rows = get(keys, states=states, namespaces=namespaces)
+        return None if rows is None else document({"epoch": view.epoch, "rows": rows_of(rows)})
 
-    await _answer(call, read, is_quick=len(texts) <= _FEW_KEYS)
+    def read(view: View) -> bytes:
+        answer = found(view, view.operator(uid).get)
+        assert answer is not None
+        return answer
+
+    def at_hand(view: View) -> bytes | None:
+        return found(view, view.operator(uid)._get_at_hand)
+
+    await _answer(call, read, at_hand if len(texts) <= _FEW_KEYS else None)
 
 
 def _check_keys(call: Call, count: int) -> None:
@@ -429,9 +437,13 @@ def _take_limit(call: Call, asked: Mapping[str, Any]) -> None:
         call.query["limit"] = limit
 
 
-async def _answer(call: Call, read: Callable[[View], bytes], *, is_quick: bool = False) -> None:
-    """Answer with a document that is made in the thread in which a job is read."""
-    async with call.job.reading(*call.epochs, read, is_quick=is_quick) as (view, body):
+async def _answer(
+    call: Call,
+    read: Callable[[View], bytes],
+    at_hand: Callable[[View], bytes | None] | None = None,
+) -> None:
+    """Answer with a document that is made in the thread in which a job is read, or `at_hand`."""
+    async with call.job.reading(*call.epochs, read, at_hand=at_hand) as (view, body):
         await call.answer(body, epoch=view.epoch)
 
 

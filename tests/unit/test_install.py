@@ -29,7 +29,7 @@ EXTRAS = {
     **{extra: ["-c", "import obstore, pystate.checkpoint.object_storage"]
        for extra in ("s3", "gcs", "azure")},
     "test": ["-m", "pytest", "--version"],
-    "bench": ["-c", "import pytest_benchmark, pystate.spark, google.protobuf, duckdb"],
+    "bench": ["-c", "import pytest_benchmark, google.protobuf, pystate.spark, pystate.serve.app"],
     "docs": ["-c", "import myst_parser, pydata_sphinx_theme, pystate.spark, sphinx.cmd.build"],
     "lint": ["-c", "import mypy, pystate.spark, rich, pytest_benchmark"],
 }  # fmt: skip

@@ -280,6 +280,32 @@ def test_files_stay_open_and_blocks_in_memory(
     assert cache.blocks.stats()[2:] == (blocks, size, left)
 
 
+@pytest.mark.parametrize("namespace", [None, "long"])
+def test_what_is_at_hand_is_what_get_gives(tmp_path: Path, namespace: str | None) -> None:
+    fill(tmp_path, 1, namespace)
+    lookup = StateLookup(tmp_path)
+    assert lookup.get_at_hand([keyed(1)]) is None  # no file is open
+    for number in range(2 * KEYS):
+        rows = lookup.get([keyed(number)])
+        found = lookup.get_at_hand([keyed(number)])
+        assert found is not None and found.equals(rows)
+
+
+def test_what_is_large_is_not_at_hand(tmp_path: Path, way: str) -> None:
+    with ps.open(tmp_path, home="disk", key="long", states={"s": ps.ValueState("string")}) as store:
+        store["s"].update_all(store.keys(range(3)), ["small", "l" * 100_000, "m" * 50_000])
+        store.checkpoint()
+    lookup = StateLookup(tmp_path)
+    sizes = {}
+    for key in range(3):
+        lookup.get([key])
+        found = lookup.get_at_hand([key])
+        sizes[key] = None if found is None else len(found["s"][0].as_py())
+    assert sizes == (
+        {0: None, 1: None, 2: None} if way == "by a table" else {0: 5, 1: None, 2: 50_000}
+    )
+
+
 def test_a_damaged_block_is_named(tmp_path: Path) -> None:
     states = {"v": ps.ValueState("long")}
     with ps.open(tmp_path, key="long", states=states, home="disk", limit_bytes=64 << 20) as store:

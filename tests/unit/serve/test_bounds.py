@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,14 +16,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import pystate as ps
 from pystate.errors import InUseError, InvalidArgumentError
+from pystate.serve.app import all_routes
 from pystate.serve.auth import Guard
-from pystate.serve.problems import RequestError
+from pystate.serve.jobs import Jobs
+from pystate.serve.limits import Limits, Workers
+from pystate.serve.operations import Call, Service
+from pystate.serve.problems import BusyError, RequestError
 from pystate.serve.server import ServeOptions, Server
 from tests.serving import ARROW, LINES, OPERATOR, address, ask, served, shop
 
@@ -86,6 +92,56 @@ def test_a_body_that_is_too_large_is_refused_without_being_read(folder: Path) ->
         assert ask(server, f"{OPERATOR}/get", {"keys": ["a"]}).status == 200
 
 
+def test_bodies_have_a_bound_together(folder: Path) -> None:
+    with served({"shop": folder}, body_bytes=1 << 20) as server, contextlib.ExitStack() as held:
+        service, size = server.app.service, 900_000
+        head = (
+            f"POST {OPERATOR}/get HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {size + 1}\r\n\r\n"
+        ).encode()
+        for number in (1, 2):
+            held.enter_context(raw(server, head + b" " * size))
+            until(lambda number=number: service.body_bytes == number * size)
+        body = json.dumps({"keys": ["word 7"]}).encode()
+        refused = ask(
+            server, f"{OPERATOR}/get", body + b" " * size, Content_Type="application/json"
+        )
+        assert refused.status == 503 and "2097152 bytes of bodies" in refused.said
+        assert ask(server, f"{OPERATOR}/get", {"keys": ["word 7"]}).status == 200
+        held.close()
+        until(lambda: service.body_bytes == 0)
+        taken = ask(server, f"{OPERATOR}/get", body + b" " * size, Content_Type="application/json")
+        assert taken.json["rows"][0]["n"] == 7 and service.body_bytes == 0
+
+
+def test_of_bodies_that_come_together_some_have_the_room() -> None:
+    [operation] = [each for each in all_routes() if each.name == "get"]
+    scope: dict[str, Any] = {"headers": [], "path_params": {}, "query_string": b""}
+
+    async def body(service: Service) -> str:
+        parts = [{"type": "http.request", "body": b" " * 60, "more_body": more} for more in (1, 0)]
+
+        async def receive() -> dict[str, object]:
+            await asyncio.sleep(0)
+            return parts.pop(0)
+
+        async def send(message: object) -> None:
+            raise AssertionError("nothing is answered")
+
+        try:
+            return f"{len(await Call(operation, service, scope, receive, send).body())}"
+        except BusyError:
+            return "refused"
+
+    async def three() -> tuple[list[str], int]:
+        workers = Workers(1, 1)
+        service = Service((), Jobs([]), Limits(body_bytes=120), workers)
+        workers.close()
+        return await asyncio.gather(*(body(service) for _ in range(3))), service.body_bytes
+
+    assert asyncio.run(three()) == (["120", "refused", "120"], 240)
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(folder: Path) -> None:
     with served({"shop": folder}, seconds=1) as server:
         head = (
@@ -135,7 +191,7 @@ def test_a_stream_that_cannot_go_on_says_why_and_has_no_end(folder: Path) -> Non
 
 def test_many_slow_readers_take_bounded_memory_and_do_not_stop_others(folder: Path) -> None:
     """Two hundred ask for all rows, and read nothing."""
-    bounds = {"streams": 4, "seconds": 10, "stall_seconds": 2}
+    bounds = {"streams": 4, "seconds": 3, "stall_seconds": 1}
     with served({"shop": folder}, **bounds) as server:
         assert ask(server, f"{OPERATOR}/scan", {}, Accept=ARROW).status == 200
         before = memory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import ANY
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -204,6 +205,37 @@ def test_keys_of_all_types_and_uids_with_any_characters(tmp_path: Path) -> None:
         path = f"/v1/jobs/{job}/operators/embedded/keys?key={quote(json.dumps(form))}"
         [row] = ask(server, path).json["rows"]
         assert row == {**dict(zip(key, form, strict=True)), "x": "-Infinity"}
+
+
+def test_what_is_at_hand_is_answered_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise AssertionError("a thread was asked")
+
+    states = {"n": ps.ValueState("long"), "s": ps.ValueState("string")}
+    with ps.open(tmp_path / "shop", home="disk", key="long", states=states) as store:
+        store["n"].update_all(store.keys(range(9)), pa.array(range(9)))
+        store.set_current_key(3)
+        store["s"].update("l" * 100_000)
+        store.checkpoint()
+        with served({"shop": tmp_path / "shop"}) as server, monkeypatch.context() as patch:
+            first = ask(server, f"{OPERATOR}/keys?key=5&key=77")
+            assert first.json["rows"][0] == {"key": 5, "n": 5, "s": None}
+            large = ask(server, f"{OPERATOR}/keys?key=3")
+            patch.setattr(server.app._workers, "run_soon", refuse)
+            assert ask(server, f"{OPERATOR}/keys?key=5&key=77") == first._replace(
+                headers=ANY, body=first.body
+            )
+            assert ask(server, f"{OPERATOR}/keys?key=5&key=77&state=n").json["rows"][0]["n"] == 5
+            assert ask(server, f"{OPERATOR}/keys?key=3").status == 500  # that would take longer
+            assert large.status == 200
+            patch.undo()
+            store.set_current_key(5)
+            store["n"].update(6)
+            store.checkpoint()
+            newer = ask(server, f"{OPERATOR}/keys?key=5&min_epoch=2")
+            assert newer.json["rows"] == [{"key": 5, "n": 6, "s": None}]
 
 
 def test_an_epoch_whose_files_are_gone_is_left_for_the_newest(tmp_path: Path) -> None:

@@ -1,47 +1,56 @@
-"""Keys looked up in a checkpoint's files, beside a job: pystate and RocksDB over the same rows.
+"""What queries of live state are measured with: a job's checkpoint, which goes on, and its peers.
 
 The operator has a long key, three states and eight ranges, each a base and a few deltas, as a job
-whose tables are on disk leaves them. RocksDB has one value of three longs for each key, in files of
-its own and with as large a cache of blocks, and answers in its own format. Both read what the page
-cache has. `make bench-peers` installs rocksdict; without it there are our figures alone.
+whose tables are on disk leaves them. A process of its own publishes epochs, and
+merges deltas now and then. RocksDB has one value of three longs for each key, in files of its own
+and with as large a cache of blocks, and answers in its own format; DuckDB has the rows of one epoch
+in Parquet. All read what the page cache has. `make bench-peers` installs rocksdict.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
+import secrets
 import struct
-import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 
 import pystate as ps
-from bench.measure import Row, Scale, Spread, Work, by_turns
 from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, state_path
 from pystate.checkpoint.state_files import Lineage, merge_files
 from pystate.checkpoint.storage import LocalStorage
-from pystate.processor.lookup import StateLookup
 
 with contextlib.suppress(ImportError):
     import rocksdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
     import numpy.typing as npt
 
     Longs = npt.NDArray[np.int64]
 
-RANGES, GROUPS, BLOCK_BYTES, DELTAS = 8, 128, 4096, 3
+RANGES, GROUPS, BLOCK_BYTES = 8, 128, 4096
+#: Deltas of a range before the first epoch that is measured, and the most before they are merged.
+DELTAS, MOST_DELTAS = 3, 8
+CHANGED = 100_000
 STATES = {name: ps.ValueState("long") for name in ("a", "b", "c")}
 KEY = (("key", "bigint"),)
 CACHE_BYTES = 64 << 20
-SINGLE_KEYS, MANY_KEYS = 2_000, 10_000
 FILLED_AT_ONCE = 250_000
 LONGS, BIG = struct.Struct("<3q"), struct.Struct(">q")
-OURS, THEIRS = "pystate", "RocksDB (rocksdict)"
+OURS, ROCKSDB, DUCKDB = "pystate", "RocksDB (rocksdict)", "DuckDB (Parquet)"
+_READY_SECONDS, _EPOCH_SECONDS = 1200, 60
 
 
 class Checkpoint:
@@ -49,6 +58,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, n_keys: int) -> None:
         self._storage, self.folder, self.n_keys = LocalStorage(folder), folder, n_keys
+        self._history = History(self._storage)
         self._bounds = [
             (r * GROUPS // RANGES, (r + 1) * GROUPS // RANGES - 1) for r in range(RANGES)
         ]
@@ -79,8 +89,19 @@ class Checkpoint:
                 ref = self._sealed(index, backend)
             self._files[index].append(ref)
             size += ref.file_bytes
+            if len(self._files[index]) > MOST_DELTAS:
+                self._merge(index)
         self._publish()
         return size
+
+    def _merge(self, index: int) -> None:
+        """Make one of the deltas of a range."""
+        base, *deltas = self._files[index]
+        path = state_path("op", *self._bounds[index], self.epoch, secrets.token_hex(16), "delta")
+        with self._storage.create(path) as out:
+            sources = [str(self.folder / ref.path) for ref in deltas]
+            info = merge_files(sources, out, kind="delta", block_bytes=BLOCK_BYTES)
+        self._files[index] = [base, FileRef.from_info(path, info)]
 
     def _backend(self, index: int) -> ps.KeyedStateBackend:
         return ps.KeyedStateBackend("long", states=STATES, key_group_range=self._bounds[index])
@@ -117,12 +138,67 @@ class Checkpoint:
             self.epoch, self.epoch - 1, "e", "r", 0, "h", GROUPS, 0, 0, "pystate bench", (operator,)
         )
         self._storage.publish(manifest.path, manifest.encode())
+        self._history.add(manifest)
 
 
 def _put(backend: ps.KeyedStateBackend, keys: Longs, number: int) -> None:
     batch = backend.keys(pa.array(keys))
     for place, name in enumerate(STATES):
         backend[name].update_all(batch, keys * (place + 1) + number)
+
+
+class Job:
+    """The job, a process: it makes a checkpoint, and publishes epochs until it is closed."""
+
+    def __init__(self, folder: Path, n_keys: int, period: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._said, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_run, args=(folder, n_keys, period, theirs), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.changed = min(CHANGED, n_keys)
+        self._next(_READY_SECONDS)
+
+    def epoch(self) -> tuple[int, int]:
+        """Wait for an epoch that is published from now on; its number, and its deltas' bytes."""
+        while self._said.poll():
+            self._said.recv()
+        return self._next(_EPOCH_SECONDS)
+
+    def _next(self, seconds: float) -> tuple[int, int]:
+        if not self._said.poll(seconds):
+            raise TimeoutError(f"the job has published nothing for {seconds} seconds")
+        said: tuple[int, int] = self._said.recv()
+        return said
+
+    def run_on(self, cores: set[int]) -> None:
+        """Let it run on these cores alone."""
+        assert self._process.pid is not None
+        for thread in os.listdir(f"/proc/{self._process.pid}/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+    def close(self) -> None:
+        """End it."""
+        self._said.close()
+        self._process.join(_EPOCH_SECONDS)
+        self._process.kill()
+
+
+def _run(folder: Path, n_keys: int, period: float, said: Connection) -> None:
+    checkpoint, draw = Checkpoint(folder, n_keys), np.random.default_rng(1)
+    checkpoint.fill()
+    for _ in range(DELTAS):
+        checkpoint.change(draw.choice(n_keys, max(n_keys // 100, 1), replace=False))
+    due = time.monotonic()
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            written = checkpoint.change(draw.choice(n_keys, min(CHANGED, n_keys), replace=False))
+            said.send((checkpoint.epoch, written))
+            due = max(due + period, time.monotonic())
+            if said.poll(due - time.monotonic()):
+                said.recv()  # nothing is ever said: the other end is closed
 
 
 class InRocksDb:
@@ -160,117 +236,19 @@ class InRocksDb:
         self._db.close()
 
 
-def lookups(scale: Scale) -> list[Row]:
-    """Point reads, 10 000 keys, opening and refreshing, at the largest number of keys."""
-    n_keys = scale.key_counts[-1]
-    with tempfile.TemporaryDirectory(prefix="pystate-bench-", dir=scale.disk_folder) as folder:
-        checkpoint = Checkpoint(Path(folder) / "checkpoint", n_keys)
-        checkpoint.fill()
-        draw = np.random.default_rng(1)
-        changed = max(n_keys // 100, 1)
-        for _ in range(DELTAS):
-            checkpoint.change(draw.choice(n_keys, changed, replace=False))
-        theirs = InRocksDb(Path(folder) / "rocksdict", n_keys) if "rocksdict" in globals() else None
-        try:
-            return [*reads(scale, checkpoint, theirs), *epochs(scale, checkpoint)]
-        finally:
-            if theirs is not None:
-                theirs.close()
+class InParquet:
+    """The rows of an epoch in Parquet, read by DuckDB."""
 
+    def __init__(self, path: Path, rows: pa.RecordBatchReader) -> None:
+        self._database, self._path = duckdb.connect(), path
+        self._database.sql(f"copy (select * from rows) to '{path}' (format parquet)")
+        rows.close()
 
-def reads(scale: Scale, checkpoint: Checkpoint, theirs: InRocksDb | None) -> list[Row]:
-    """What looking keys up takes."""
-    rows, n_keys = [], checkpoint.n_keys
-    draw = np.random.default_rng(2)
-    lookup = StateLookup(checkpoint.folder, cache_bytes=CACHE_BYTES)
-    single: list[int] = []
-    many: list[int] = []
-    column: list[pa.Array[Any]] = []
-    taken: list[float] = []
+    def scan(self, where: str = "true") -> Iterator[pa.RecordBatch]:
+        """A key and a state of some rows."""
+        query = f"select key, a from '{self._path}' where {where}"
+        yield from self._database.sql(query).fetch_arrow_reader(1 << 17)
 
-    def other_keys() -> None:
-        single[:] = draw.integers(0, n_keys, SINGLE_KEYS).tolist()
-        drawn = draw.integers(0, n_keys, min(MANY_KEYS, n_keys))
-        many[:], column[:] = drawn.tolist(), [pa.array(drawn)]
-
-    def one_by_one() -> None:
-        clock = time.perf_counter
-        for k in single:
-            begin = clock()
-            lookup.get([k])
-            taken.append(clock() - begin)
-
-    other_keys()
-    _check(lookup, np.asarray(many), checkpoint.epoch)
-    at_once = Work(lambda: lookup.get(column[0]), before=other_keys)
-    shapes: list[tuple[str, int, dict[str, Work], str]] = [
-        ("one key", len(single), {OURS: Work(one_by_one, before=other_keys)}, "<= 100 µs"),
-        ("10,000 keys", 1, {OURS: at_once}, "<= 50 ms"),
-    ]
-    if theirs is not None:
-        shapes[0][2][THEIRS] = Work(lambda: theirs.get(single))
-        shapes[1][2][THEIRS] = Work(lambda: theirs.get_all(many))
-    for what, amount, works, expected in shapes:
-        timings = by_turns(works, scale.rounds, warm_up=2)
-        unit, factor = ("µs", 1e6) if amount > 1 else ("ms", 1e3)
-        for name in works:
-            spread = Spread.of(timings.seconds[name]).times(factor / amount)
-            ratio = timings.ratio(OURS, name) if name != OURS else None
-            of = f"{OURS} / {name}" if ratio else ""
-            goal = expected if name == OURS else ""
-            rows.append(
-                Row("lookups", f"{what} of {n_keys:,}: {name}", spread, unit, of, ratio, goal)
-            )
-    slowest = Spread.of([float(np.quantile(taken[2 * len(single) :], 0.99)) * 1e3])
-    rows.append(
-        Row("lookups", f"one key of {n_keys:,}: {OURS}, p99", slowest, "ms", expected="<= 2 ms")
-    )
-    return rows
-
-
-def _check(lookup: StateLookup, keys: Longs, newest: int) -> None:
-    """All keys are there, and their states are of one epoch each."""
-    rows = lookup.get(pa.array(keys))
-    a, b, c = (rows[name].to_numpy() for name in STATES)
-    number = a - keys
-    same = np.array_equal(number, b - 2 * keys) and np.array_equal(number, c - 3 * keys)
-    if not same or number.min() < 1 or number.max() > newest:
-        raise AssertionError("a look-up has given other rows than were written")
-
-
-def epochs(scale: Scale, checkpoint: Checkpoint) -> list[Row]:
-    """What it takes to open, and to go on to the next epoch, each with a first key."""
-    opening, moving, shares = [], [], []
-    changed = min(100_000, checkpoint.n_keys)
-    draw = np.random.default_rng(3)
-    lookup = StateLookup(checkpoint.folder)
-    lookup.get([1])
-    for _ in range(scale.rounds):
-        begin = time.perf_counter()
-        StateLookup(checkpoint.folder).get([1])
-        opening.append((time.perf_counter() - begin) * 1e3)
-        written = checkpoint.change(draw.choice(checkpoint.n_keys, changed, replace=False))
-        begin, before = time.perf_counter(), _bytes_read()
-        lookup.refresh()
-        lookup.get([1])
-        moving.append((time.perf_counter() - begin) * 1e3)
-        shares.append((_bytes_read() - before) / written)
-    return [
-        Row("lookups", "open, and one key", Spread.of(opening), "ms", expected="<= 100 ms"),
-        Row(
-            "lookups",
-            f"refresh after {changed:,} rows, and one key",
-            Spread.of(moving),
-            "ms",
-            expected="<= 50 ms",
-        ),
-        Row(
-            "lookups", "bytes it reads, of the deltas'", Spread.of(shares), "x", expected="<= 1.2 x"
-        ),
-    ]
-
-
-def _bytes_read() -> int:
-    """What this process has read of files, wherever they came from."""
-    lines = Path("/proc/self/io").read_text("ascii").splitlines()
-    return int(dict(line.split(": ") for line in lines)["rchar"])
+    def close(self) -> None:
+        """End it."""
+        self._database.close()
