@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,17 @@ import pyarrow as pa
 import pystate as ps
 from bench import query_peers
 from bench.measure import Row, Scale, Spread, Work, by_turns
-from bench.query_peers import CACHE_BYTES, DUCKDB, OURS, ROCKSDB, STATES, InParquet, InRocksDb, Job
+from bench.query_peers import (
+    CACHE_BYTES,
+    DUCKDB,
+    HOMES,
+    OURS,
+    ROCKSDB,
+    STATES,
+    InParquet,
+    InRocksDb,
+    Job,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +53,21 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def queries(scale: Scale) -> list[Row]:
     """All of them, one after the other, while one job goes on."""
-    n_keys, folder = (
-        scale.query_keys,
-        tempfile.TemporaryDirectory(prefix="pystate-bench-", dir=scale.disk_folder),
-    )
-    with folder as name, ExitStack() as stack:
+    return [
+        replace(row, what=f"{row.what}{home}")
+        for home, block_bytes in HOMES.items()
+        for row in _queries(scale, block_bytes)
+    ]
+
+
+def _queries(scale: Scale, block_bytes: int) -> list[Row]:
+    n_keys = scale.query_keys
+    with (
+        tempfile.TemporaryDirectory(prefix="pystate-bench-", dir=scale.disk_folder) as name,
+        ExitStack() as stack,
+    ):
         checkpoint = Path(name) / "checkpoint"
-        job = stack.enter_context(closing(Job(checkpoint, n_keys, scale.query_period)))
+        job = stack.enter_context(closing(Job(checkpoint, n_keys, scale.query_period, block_bytes)))
         theirs = None
         if hasattr(query_peers, "rocksdict"):
             theirs = stack.enter_context(closing(InRocksDb(Path(name) / "rocksdict", n_keys)))

@@ -1,7 +1,7 @@
 """What queries of live state are measured with: a job's checkpoint, which goes on, and its peers.
 
 The operator has a long key, three states and eight ranges, each a base and a few deltas, as a job
-whose tables are on disk leaves them. A process of its own publishes epochs, and
+leaves them. A process of its own publishes epochs, and
 merges deltas now and then. RocksDB has one value of three longs for each key, in files of its own
 and with as large a cache of blocks, and answers in its own format; DuckDB has the rows of one epoch
 in Parquet. All read what the page cache has. `make bench-peers` installs rocksdict.
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
     Longs = npt.NDArray[np.int64]
 
-RANGES, GROUPS, BLOCK_BYTES = 8, 128, 4096
+RANGES, GROUPS = 8, 128
+#: Sizes of blocks of files with guides, which tables on disk write; other files have none.
+HOMES = {"": 0, ', home="disk"': 4096}
 #: Deltas of a range before the first epoch that is measured, and the most before they are merged.
 DELTAS, MOST_DELTAS = 3, 8
 CHANGED = 100_000
@@ -56,8 +58,9 @@ _READY_SECONDS, _EPOCH_SECONDS = 1200, 60
 class Checkpoint:
     """A checkpoint whose operator has `keys` from 0 on; each epoch changes some of them."""
 
-    def __init__(self, folder: Path, n_keys: int) -> None:
+    def __init__(self, folder: Path, n_keys: int, block_bytes: int) -> None:
         self._storage, self.folder, self.n_keys = LocalStorage(folder), folder, n_keys
+        self._block_bytes = block_bytes
         self._history = History(self._storage)
         self._bounds = [
             (r * GROUPS // RANGES, (r + 1) * GROUPS // RANGES - 1) for r in range(RANGES)
@@ -100,7 +103,7 @@ class Checkpoint:
         path = state_path("op", *self._bounds[index], self.epoch, secrets.token_hex(16), "delta")
         with self._storage.create(path) as out:
             sources = [str(self.folder / ref.path) for ref in deltas]
-            info = merge_files(sources, out, kind="delta", block_bytes=BLOCK_BYTES)
+            info = merge_files(sources, out, kind="delta", block_bytes=self._block_bytes)
         self._files[index] = [base, FileRef.from_info(path, info)]
 
     def _backend(self, index: int) -> ps.KeyedStateBackend:
@@ -115,7 +118,7 @@ class Checkpoint:
         path = state_path("op", *self._bounds[index], self.epoch, parts[0].id, "base")
         sources = [str(self.folder / ref.path) for ref in parts]
         with self._storage.create(path) as out:
-            info = merge_files(sources, out, kind="base", block_bytes=BLOCK_BYTES)
+            info = merge_files(sources, out, kind="base", block_bytes=self._block_bytes)
         self._files[index].append(FileRef.from_info(path, info))
         for source in sources:
             Path(source).unlink()
@@ -124,7 +127,7 @@ class Checkpoint:
         lineage = Lineage(bytes([self.epoch % 256, index]) * 8, bytes(16), self.epoch)
         path = state_path("op", *self._bounds[index], self.epoch, lineage.id.hex(), "delta")
         with backend.seal(lineage) as snapshot, self._storage.create(path) as out:
-            snapshot._block_bytes = BLOCK_BYTES
+            snapshot._block_bytes = self._block_bytes
             return FileRef.from_info(path, snapshot.write(out))
 
     def _publish(self) -> None:
@@ -150,11 +153,11 @@ def _put(backend: ps.KeyedStateBackend, keys: Longs, number: int) -> None:
 class Job:
     """The job, a process: it makes a checkpoint, and publishes epochs until it is closed."""
 
-    def __init__(self, folder: Path, n_keys: int, period: float) -> None:
+    def __init__(self, folder: Path, n_keys: int, period: float, block_bytes: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._said, theirs = context.Pipe()
         self._process = context.Process(
-            target=_run, args=(folder, n_keys, period, theirs), daemon=True
+            target=_run, args=(folder, n_keys, period, block_bytes, theirs), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -186,8 +189,8 @@ class Job:
         self._process.kill()
 
 
-def _run(folder: Path, n_keys: int, period: float, said: Connection) -> None:
-    checkpoint, draw = Checkpoint(folder, n_keys), np.random.default_rng(1)
+def _run(folder: Path, n_keys: int, period: float, block_bytes: int, said: Connection) -> None:
+    checkpoint, draw = Checkpoint(folder, n_keys, block_bytes), np.random.default_rng(1)
     checkpoint.fill()
     for _ in range(DELTAS):
         checkpoint.change(draw.choice(n_keys, max(n_keys // 100, 1), replace=False))

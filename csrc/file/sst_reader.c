@@ -65,51 +65,14 @@ static pst_status read_at(pst_sst_reader *r, uint64_t offset, void *data, size_t
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Blocks must follow one another without a gap, in order of key group and hash, within the file's
- * range. */
-static pst_status read_index(pst_sst_reader *r, const pst_sst_footer *f, const uint8_t *index,
-                             uint64_t data_offset, pst_sst_totals *totals) {
-    uint64_t offset = data_offset;
-    int32_t key_group = r->head.info.first_key_group;
-    uint64_t hash = 0; /* of the first row of the block before, if that is of this key group */
-    for (size_t i = 0; i < r->n_refs; i++) {
-        pst_sst_ref *ref = &r->refs[i];
-        if (pst_sst_get_ref(index + i * PST_SST_REF_BYTES, ref) || ref->offset != offset ||
-            ref->stored > f->index_offset - offset || ref->first_key_group < key_group ||
-            ref->last_key_group > r->head.info.last_key_group ||
-            (ref->first_key_group == key_group && ref->first_hash < hash))
-            return PST_CORRUPT;
-        uint64_t padded = pst_sst_align(ref->stored);
-        if (padded > f->index_offset - offset)
-            return PST_CORRUPT;
-        offset += padded;
-        key_group = ref->last_key_group;
-        hash = ref->first_key_group == key_group ? ref->first_hash : 0;
-        totals->puts += ref->puts;
-        totals->deletes += ref->deletes;
-        totals->raw += ref->raw;
-        totals->stored += padded;
-    }
-    int complete =
-        offset == f->index_offset && (r->head.info.kind != PST_BASE || totals->deletes == 0);
-    return complete ? PST_OK : PST_CORRUPT;
-}
-
 static pst_status read_blocks(pst_sst_reader *r, const pst_sst_footer *f) {
     r->refs = pst_malloc(f->blocks * sizeof *r->refs);
     if (!r->refs)
         return PST_NO_MEMORY;
     r->n_refs = f->blocks;
-    pst_sst_totals totals = {0, 0, 0, 0};
-    const uint8_t *tail = r->stored.data;
-    if (read_index(r, f, tail, r->head.data_offset, &totals) ||
-        pst_sst_check_properties(tail + f->blocks * PST_SST_REF_BYTES, f->properties_bytes, &totals,
-                                 &r->head.info.lineage))
-        return fail_at(r, PST_CORRUPT, f->index_offset);
-    r->head.info.rows = totals.puts;
-    r->head.info.tombstones = totals.deletes;
-    r->head.info.raw_bytes = totals.raw;
-    return PST_OK;
+    pst_status s =
+        pst_sst_read_refs(&r->head.info, r->head.data_offset, f, r->stored.data, r->refs);
+    return s ? fail_at(r, s, f->index_offset) : PST_OK;
 }
 
 static pst_status read_segments(pst_sst_reader *r, const pst_sst_footer *f) {
@@ -393,7 +356,7 @@ static pst_status load_segment(pst_sst_reader *r) {
                                    .last_key_group = last ? segment->last_key_group
                                                           : r->refs[i + 1].first_key_group,
                                    .puts = b.rows,
-                                   .codec = b.stored == b.raw ? PST_CODEC_RAW : PST_CODEC_LZ4};
+                                   .codec = b.packed ? PST_CODEC_LZ4 : PST_CODEC_RAW};
     }
     r->segment_hash = pst_guide_last_hash(entries);
     r->n_refs = segment->blocks;

@@ -229,7 +229,8 @@ static pst_status store_block(pst_sst_writer *w, pst_sst_ref *ref, const uint8_t
                                  ref->first_hash,
                                  ref->first_key_group,
                                  ref->puts + ref->deletes,
-                                 w->block_continued};
+                                 w->block_continued,
+                                 ref->codec == PST_CODEC_LZ4};
         pst_guide_builder_add(w->guide, &block, ref->deletes, w->last_key_group, w->last_hash);
     } else {
         w->refs[w->n_refs++] = *ref;

@@ -26,8 +26,9 @@ enum {
 /* Offsets in a block's entry. */
 enum { E_HASH = 0, E_CHECKSUM = 8, E_END = 16, E_RAW = 18, E_ROWS = 20, E_KEY_GROUP = 22 };
 
-/* In the rows: the block before ends with the first row's hash. */
-enum { CONTINUED = 0x8000 };
+/* In the rows: the block before ends with the first row's hash. Only made guides have a raw size of
+ * nothing beside an end: the block is compressed, and with its padding as large as before. */
+enum { CONTINUED = 0x8000, RAW_AS_STORED = 0 };
 
 void pst_guide_put_segment(const pst_guide_segment *s, uint8_t out[PST_GUIDE_SEGMENT_BYTES]) {
     memset(out, 0, PST_GUIDE_SEGMENT_BYTES);
@@ -180,8 +181,112 @@ pst_status pst_guide_read_index(pst_guide *g, const pst_sst_footer *f, const uin
     return PST_OK;
 }
 
-pst_status pst_guide_open(const pst_io *io, uint64_t file_bytes, pst_guide **guide,
-                          pst_detail *detail) {
+/* ---- guides that are made -------------------------------------------------------------------- */
+
+/* How many of the blocks are a segment together. */
+static size_t made_blocks(const pst_sst_ref *refs, size_t n) {
+    uint64_t stored = 0, raw = 0;
+    size_t i = 0;
+    for (; i < n && i < PST_GUIDE_BLOCKS; i++) {
+        stored += pst_sst_align(refs[i].stored) / PST_GUIDE_UNIT;
+        raw += refs[i].raw;
+        if (i && (raw > PST_GUIDE_MADE || stored > PST_GUIDE_UNITS))
+            break;
+    }
+    return i;
+}
+
+static int can_be_made(const pst_guide *g, const pst_sst_ref *refs, size_t n) {
+    if (g->info.max_parallelism > PST_SST_GUIDED_GROUPS)
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        if (refs[i].puts + refs[i].deletes > PST_GUIDE_ROWS || refs[i].raw % PST_GUIDE_UNIT ||
+            refs[i].raw / PST_GUIDE_UNIT > UINT32_MAX ||
+            (refs[i].codec == PST_CODEC_LZ4 && refs[i].raw > PST_GUIDE_MADE &&
+             refs[i].raw == pst_sst_align(refs[i].stored)))
+            return 0;
+    return 1;
+}
+
+/* The segment of n blocks. That the one before ends with its first hash is not known, so it is said
+ * wherever it can be. No row is above the first place behind the segment. */
+static void make_segment(pst_guide_segment *s, const pst_sst_ref *refs, size_t n, int is_first,
+                         int is_last, uint8_t *entries) {
+    uint32_t end = 0;
+    *s = (pst_guide_segment){
+        .offset = refs[0].offset,
+        .first_hash = refs[0].first_hash,
+        .first_key_group = refs[0].first_key_group,
+        .last_key_group = is_last ? refs[n - 1].last_key_group : refs[n].first_key_group,
+        .blocks = (uint16_t)n,
+        .continued = !is_first && refs[-1].last_key_group == refs[0].first_key_group};
+    memset(entries, 0, pst_guide_entries_bytes((uint32_t)n));
+    pst_put_u64(entries + 8, is_last ? UINT64_MAX : refs[n].first_hash);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t stored = pst_sst_align(refs[i].stored), raw = refs[i].raw;
+        pst_guide_block b = {.checksum = refs[i].checksum,
+                             .first_hash = refs[i].first_hash,
+                             .key_group = refs[i].first_key_group,
+                             .rows = refs[i].puts + refs[i].deletes};
+        b.continued = i ? refs[i - 1].last_key_group == b.key_group : s->continued;
+        int fits = raw <= PST_GUIDE_MADE;
+        int as_stored = refs[i].codec == PST_CODEC_LZ4 && raw == stored;
+        end += (uint32_t)(stored / PST_GUIDE_UNIT);
+        pst_guide_put_entry(&b, fits ? end : 0,
+                            !fits || as_stored ? RAW_AS_STORED : (uint32_t)(raw / PST_GUIDE_UNIT),
+                            entries + PST_GUIDE_HEAD_BYTES + i * PST_GUIDE_ENTRY_BYTES);
+        s->puts += refs[i].puts;
+        s->deletes += refs[i].deletes;
+        s->raw += (uint32_t)(raw / PST_GUIDE_UNIT);
+        s->guide = refs[i].offset + stored;
+    }
+    uint64_t bits = ((uint64_t)s->puts + s->deletes) * PST_GUIDE_KEY_BITS;
+    s->filter = s->guide + pst_guide_entries_bytes(s->blocks);
+    s->end = s->filter + (bits / (PST_GUIDE_LINE_BYTES * 8) + 1) * PST_GUIDE_LINE_BYTES;
+}
+
+static pst_status make_segments(pst_guide *g, const pst_sst_ref *refs, size_t n) {
+    uint32_t segments = 0;
+    for (size_t i = 0, blocks; i < n; i += blocks, segments++) {
+        blocks = made_blocks(refs + i, n - i);
+        g->made_bytes += pst_guide_entries_bytes((uint32_t)blocks);
+    }
+    g->segments = pst_malloc(segments * sizeof *g->segments);
+    g->made = pst_malloc(g->made_bytes + 1);
+    if (!g->segments || !g->made)
+        return PST_NO_MEMORY;
+    uint8_t *entries = g->made;
+    for (size_t i = 0, blocks; i < n; i += blocks) {
+        blocks = made_blocks(refs + i, n - i);
+        make_segment(&g->segments[g->n_segments++], refs + i, blocks, i == 0, i + blocks == n,
+                     entries);
+        entries += pst_guide_entries_bytes((uint32_t)blocks);
+    }
+    return PST_OK;
+}
+
+static pst_status make_guide(pst_guide *g, const pst_sst_footer *f, const uint8_t *tail) {
+    if (f->blocks > INT32_MAX)
+        return PST_CORRUPT;
+    pst_sst_ref *refs = pst_malloc((f->blocks + 1) * sizeof *refs);
+    if (!refs)
+        return PST_NO_MEMORY;
+    for (int32_t k = 0; k < g->schema.n_keys; k++)
+        g->bounds[k] = (pst_guide_bounds){INT64_MIN, INT64_MAX};
+    g->data_end = f->index_offset;
+    pst_status s = pst_sst_read_refs(&g->info, g->data_offset, f, tail, refs);
+    if (!s && !can_be_made(g, refs, f->blocks))
+        s = PST_SCHEMA;
+    if (!s)
+        s = make_segments(g, refs, f->blocks);
+    pst_free(refs);
+    return s;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static pst_status open_guide(const pst_io *io, uint64_t file_bytes, int any, pst_guide **guide,
+                             pst_detail *detail) {
     if (detail)
         *detail = pst_sst_nowhere();
     if (!io->read_at)
@@ -194,7 +299,8 @@ pst_status pst_guide_open(const pst_io *io, uint64_t file_bytes, pst_guide **gui
     pst_buffer scratch = {NULL, 0, 0};
     memset(&head, 0, sizeof head);
     pst_status s = pst_sst_read_head(io, file_bytes, &scratch, &head, &footer);
-    if (!s && !(head.features & PST_SST_FEATURE_GUIDE))
+    int guided = (head.features & PST_SST_FEATURE_GUIDE) != 0;
+    if (!s && !guided && !any)
         s = PST_SCHEMA;
     if (!s)
         s = pst_sst_read_tail(io, &head, &footer, &scratch);
@@ -205,7 +311,8 @@ pst_status pst_guide_open(const pst_io *io, uint64_t file_bytes, pst_guide **gui
     g->features = head.features;
     g->data_offset = head.data_offset;
     if (!s)
-        s = pst_guide_read_index(g, &footer, scratch.data);
+        s = guided ? pst_guide_read_index(g, &footer, scratch.data)
+                   : make_guide(g, &footer, scratch.data);
     if (s == PST_CORRUPT && head.detail.offset < 0)
         s = pst_sst_fail_at(&head, s, footer.index_offset);
     pst_buffer_free(&scratch);
@@ -218,9 +325,20 @@ pst_status pst_guide_open(const pst_io *io, uint64_t file_bytes, pst_guide **gui
     return s;
 }
 
+pst_status pst_guide_open(const pst_io *io, uint64_t file_bytes, pst_guide **guide,
+                          pst_detail *detail) {
+    return open_guide(io, file_bytes, 0, guide, detail);
+}
+
+pst_status pst_guide_open_any(const pst_io *io, uint64_t file_bytes, pst_guide **guide,
+                              pst_detail *detail) {
+    return open_guide(io, file_bytes, 1, guide, detail);
+}
+
 void pst_guide_close(pst_guide *g) {
     if (!g)
         return;
+    pst_free(g->made);
     pst_schema_clear(&g->schema);
     pst_free(g->segments);
     pst_free(g);
@@ -331,13 +449,16 @@ pst_guide_block pst_guide_block_at(const pst_guide_segment *s, const uint8_t *en
                          pst_get_u64(entry + E_HASH),
                          group_at(entry),
                          rows & PST_GUIDE_ROWS,
-                         (rows & CONTINUED) != 0};
+                         (rows & CONTINUED) != 0,
+                         0};
+    uint32_t end = pst_get_u16(entry + E_END), raw = pst_get_u16(entry + E_RAW);
     if (s->blocks > 1) {
         uint32_t before = block ? pst_get_u16(entry - PST_GUIDE_ENTRY_BYTES + E_END) : 0;
         b.offset += (uint64_t)before * PST_GUIDE_UNIT;
-        b.stored = (uint64_t)(pst_get_u16(entry + E_END) - before) * PST_GUIDE_UNIT;
-        b.raw = (uint64_t)pst_get_u16(entry + E_RAW) * PST_GUIDE_UNIT;
+        b.stored = (uint64_t)(end - before) * PST_GUIDE_UNIT;
+        b.raw = raw == RAW_AS_STORED ? b.stored : (uint64_t)raw * PST_GUIDE_UNIT;
     }
+    b.packed = b.stored != b.raw || (end && raw == RAW_AS_STORED);
     return b;
 }
 
@@ -414,4 +535,17 @@ int pst_guide_may_have(const pst_guide_segment *s, const uint8_t *entries, const
     if (is_outside(s, entries, key_group, hash))
         return 0;
     return pst_guide_line_has(filter + line_of(s, entries, key_group, hash), hash);
+}
+
+pst_status pst_guide_filter_add(const pst_guide_scale *c, const pst_guide_segment *s,
+                                const uint8_t *entries, uint8_t *filter, int32_t key_group,
+                                uint64_t hash) {
+    if (is_outside(s, entries, key_group, hash))
+        return PST_CORRUPT;
+    uint64_t probes = pst_guide_probes(hash);
+    uint8_t *line = filter + (size_t)(pst_guide_step(c, key_group, hash) * c->lines / c->steps) *
+                                 PST_GUIDE_LINE_BYTES;
+    for (int i = 0; i < PST_GUIDE_PROBES; i++, probes >>= 9)
+        line[(probes & 511) >> 3] |= (uint8_t)(1u << (probes & 7));
+    return PST_OK;
 }

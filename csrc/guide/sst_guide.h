@@ -6,6 +6,9 @@
  * a row), and a filter, which is read where it pays. The tail has 64 bytes per segment. FORMAT.md
  * describes every byte.
  *
+ * The index of a file without a guide says the same of larger blocks. So a guide is *made* of it, in
+ * memory, whose entries are as if they had been written; its filters are made by whoever wants them.
+ *
  * A *place* is a key group and a hash; files are sorted by places first.
  *
  * Thread safety: a pst_guide is immutable: any threads. The rest are pure functions.
@@ -14,7 +17,7 @@
  *  ST2. A guide never leads past a row: every row of a place lies in the blocks that
  *       pst_guide_blocks says, and its hash passes the filter of each segment with such a row.
  *  ST3. Nothing that a guide says lies outside of its file's part for blocks and guides, and blocks,
- *       entries and filters do not overlap.
+ *       entries and filters do not overlap. Entries and filters of a made guide lie nowhere.
  *  ST4. Entries and filters count only once their checksums held; what is checked once can be looked
  *       into without further checks, whoever wrote the file.
  *
@@ -42,6 +45,11 @@ enum {
     PST_GUIDE_PROBES = 7,
     PST_GUIDE_TIMES_REF = 32 /* of the time index, for each of its blocks */
 };
+
+/* A made segment of more raw bytes has one block, so that a filter is soon made; tests have less. */
+#ifndef PST_GUIDE_MADE
+#define PST_GUIDE_MADE (1 << 20)
+#endif
 
 /* What the tail says of a segment. Blocks lie in [offset, guide), entries in [guide, filter), the
  * filter in [filter, end); the next segment begins at `end`, or behind times that follow it. */
@@ -82,12 +90,19 @@ typedef struct pst_guide {
     uint32_t n_segments;
     pst_guide_segment *segments;
     pst_guide_bounds bounds[PST_MAX_KEYS];
+    uint8_t *made; /* entries of all segments, one after the other; NULL: they are in the file */
+    size_t made_bytes;
 } pst_guide;
 
 /* Reads header, schema and tail, and verifies them. PST_SCHEMA: a file without a guide; else as
  * pst_sst_reader_open, and `io` is not kept. The memory, some 72 bytes a segment, is not charged. */
 pst_status pst_guide_open(const pst_io *io, uint64_t file_bytes, pst_guide **guide,
                           pst_detail *detail);
+/* The same of a file with a guide or without one, which gets one that is made. PST_SCHEMA: none can be
+ * made, as a block has more rows than an entry can say, or there are more key groups. The memory, with
+ * 24 bytes a block, is not charged. */
+pst_status pst_guide_open_any(const pst_io *io, uint64_t file_bytes, pst_guide **guide,
+                              pst_detail *detail);
 void pst_guide_close(pst_guide *g);
 
 /* Checks a verified tail, and fills segments, bounds and totals of a guide that has the rest; the
@@ -131,12 +146,13 @@ pst_status pst_guide_check_filter(const pst_guide *g, uint32_t segment, const ui
 typedef struct pst_guide_block {
     uint64_t offset;
     uint64_t stored; /* with its padding, a multiple of PST_GUIDE_UNIT */
-    uint64_t raw;    /* compressed where that is not `stored` */
+    uint64_t raw;
     uint64_t checksum;
     uint64_t first_hash;
     int32_t key_group; /* of the first row */
     uint32_t rows;
     int continued; /* the block before ends with rows of the first hash, too */
+    int packed;    /* it is compressed */
 } pst_guide_block;
 
 static inline const uint8_t *pst_guide_entry(const uint8_t *entries, uint32_t block) {
@@ -196,6 +212,11 @@ static inline int pst_guide_line_has(const uint8_t *line, uint64_t hash) {
  * a look into the filter. */
 int pst_guide_may_have(const pst_guide_segment *s, const uint8_t *entries, const uint8_t *filter,
                        int32_t key_group, uint64_t hash);
+/* Adds a hash to the filter of a segment that is made; at first it is all zeros. PST_CORRUPT: the place is
+ * outside of the segment's first and last one. */
+pst_status pst_guide_filter_add(const pst_guide_scale *c, const pst_guide_segment *s,
+                                const uint8_t *entries, uint8_t *filter, int32_t key_group,
+                                uint64_t hash);
 
 /* ---- as bytes -------------------------------------------------------------------------------- */
 

@@ -25,7 +25,7 @@ static pst_status decompress(const pst_guide_block *block, const uint8_t *stored
 pst_status pst_search_unpack(const pst_guide *guide, const pst_guide_block *block,
                              const uint8_t *stored, uint8_t *raw) {
     pst_status st = check_stored(guide, block, stored);
-    if (!st && block->stored != block->raw)
+    if (!st && block->packed)
         return decompress(block, stored, raw);
     if (!st)
         memcpy(raw, stored, block->raw);
@@ -47,7 +47,7 @@ pst_status pst_search_open(pst_search *s, const pst_guide *guide, const pst_guid
     const uint8_t *raw = stored;
     close_block(s, guide);
     pst_status st = check_stored(guide, block, stored);
-    if (!st && block->stored != block->raw) {
+    if (!st && block->packed) {
         st = pst_buffer_reserve(&s->raw, block->raw);
         raw = s->raw.data;
         if (!st)

@@ -94,6 +94,9 @@ typedef struct pst_stack_options {
     /* Of the file that pst_member_open opens, which has it closed once it has succeeded; NULL: all
      * of it is there. */
     const pst_extents *extents;
+    /* Files without a guide, too, for look-ups alone: what a guide says is made of their index, and of
+     * deltas' rows once many keys were wanted. A table takes no such files. */
+    int unguided;
 } pst_stack_options;
 
 /* Opens a file for stacks with that schema, as pst_file_schema_create makes it, and those key groups.
@@ -114,7 +117,7 @@ const pst_file_info *pst_member_info(const pst_member *m);
 /* Opens files that all have that schema, as pst_file_schema_create makes it, and those key groups.
  * Reads the tails of those that are not open: so a stack with one file more than
  * another costs that file. `detail` (may be NULL) has the file's number as its row.
- * PST_SCHEMA: a file without a guide, of another schema or with other key groups: such files are to
+ * PST_SCHEMA: a file without a guide where that is not allowed or none can be made, of another schema or with other key groups: such files are to
  * be merged first. PST_NOT_FOUND: there is no such file. PST_IO, with the errno; ENODATA is a file
  * that is shorter than it was. PST_CORRUPT, PST_NEWER_FORMAT, PST_NO_MEMORY, PST_LIMIT; PST_INVALID:
  * no files, or a range or an option that is none, or an open file with other reads. */

@@ -143,25 +143,12 @@ static int64_t now_ns(void) {
 /* Reads the stored block; *data is where it lies. */
 static pst_status read_stored(finding *x, int32_t file, const pst_guide_block *b,
                               const uint8_t **data) {
-    pst_member *m = x->st->files[file];
-    uint64_t mask = m->file.direct ? PST_READ_ALIGN - 1 : 0;
-    uint64_t from = b->offset & ~mask;
-    size_t skip = (size_t)(b->offset - from);
-    size_t size = (size_t)((skip + b->stored + mask) & ~mask);
-    pst_status s = pst_allowance_room(&x->room, &x->stored, size + PST_READ_ALIGN);
-    if (s)
-        return s;
-    uint8_t *aligned =
-        x->stored.data + (PST_READ_ALIGN - (uintptr_t)x->stored.data % PST_READ_ALIGN);
-    pst_read r = {
-        .file = &m->file, .offset = from, .data = aligned, .size = size, .need = skip + b->stored};
-    *data = aligned + skip;
-    if (x->at_hand)
-        return pst_read_cached(&r) ? PST_OK : PST_NOT_HERE;
+    int sys_errno = 0;
     int64_t begin = now_ns();
-    pst_read_run(&r);
+    pst_status s = pst_member_read(x->st->files[file], b->offset, b->stored, x->at_hand, &x->room,
+                                   &x->stored, data, &sys_errno);
     x->slow = now_ns() - begin > SLOW_NS;
-    return r.error ? fail(x, PST_IO, file, b->offset, r.error) : PST_OK;
+    return s == PST_IO ? fail(x, s, file, b->offset, sys_errno) : s;
 }
 
 static pst_status read_block(finding *x, int32_t file, const pst_guide_block *b,
@@ -283,10 +270,10 @@ static pst_status ask_file(finding *x, int32_t file, const pst_wanted *sought, u
     uint32_t n, segment = pst_guide_segments(m->guide, sought->key_group, sought->hash, &n);
     if (sought->key && !pst_guide_is_within(m->guide, sought->key, sought->nulls, x->st->n_keys))
         return PST_OK;
-    pst_detail detail;
-    if (x->at_hand && !pst_member_has(m, segment, n, 1))
+    if (x->at_hand && !pst_member_at_hand(m, segment, n))
         return PST_NOT_HERE;
-    pst_status s = n ? pst_member_bring(m, segment, n, 1, &detail) : PST_OK;
+    pst_detail detail = {-1, -1, -1, -1, -1};
+    pst_status s = n && !x->at_hand ? pst_member_bring(m, segment, n, 1, &detail) : PST_OK;
     if (s == PST_IO || s == PST_CORRUPT)
         return fail(x, s, file, (uint64_t)detail.offset, detail.sys_errno);
     for (uint32_t i = segment; !s && i < segment + n; i++) {

@@ -36,7 +36,7 @@ enum {
     PST_SST_FOOTER_BYTES = 64,
     PST_SST_REF_BYTES = 64, /* one index entry */
     PST_SST_ALIGN = 64,     /* of sections, and of buffers within a raw block */
-    PST_SST_BLOCK_TARGET = 128 * 1024,
+    PST_SST_BLOCK_TARGET = 16 * 1024,
     PST_SST_BLOCK_ROWS = 65536,
     PST_SST_BLOCK_KINDS = 256,
     PST_SST_MAX_NAME = 65535,

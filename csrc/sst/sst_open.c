@@ -86,3 +86,42 @@ pst_status pst_sst_read_tail(const pst_io *io, pst_sst_head *head, const pst_sst
         return pst_sst_fail_at(head, PST_CORRUPT, at);
     return PST_OK;
 }
+
+static int refs_follow(const pst_file_info *info, uint64_t data_offset, const pst_sst_footer *f,
+                       const uint8_t *index, pst_sst_ref *refs, pst_sst_totals *totals) {
+    uint64_t offset = data_offset;
+    int32_t key_group = info->first_key_group;
+    uint64_t hash = 0; /* of the first row of the block before, if that is of this key group */
+    for (size_t i = 0; i < f->blocks; i++) {
+        pst_sst_ref *ref = &refs[i];
+        if (pst_sst_get_ref(index + i * PST_SST_REF_BYTES, ref) || ref->offset != offset ||
+            ref->stored > f->index_offset - offset || ref->first_key_group < key_group ||
+            ref->last_key_group > info->last_key_group ||
+            (ref->first_key_group == key_group && ref->first_hash < hash))
+            return 0;
+        uint64_t padded = pst_sst_align(ref->stored);
+        if (padded > f->index_offset - offset)
+            return 0;
+        offset += padded;
+        key_group = ref->last_key_group;
+        hash = ref->first_key_group == key_group ? ref->first_hash : 0;
+        totals->puts += ref->puts;
+        totals->deletes += ref->deletes;
+        totals->raw += ref->raw;
+        totals->stored += padded;
+    }
+    return offset == f->index_offset && (info->kind != PST_BASE || totals->deletes == 0);
+}
+
+pst_status pst_sst_read_refs(pst_file_info *info, uint64_t data_offset,
+                             const pst_sst_footer *footer, const uint8_t *tail, pst_sst_ref *refs) {
+    pst_sst_totals totals = {0, 0, 0, 0};
+    if (!refs_follow(info, data_offset, footer, tail, refs, &totals) ||
+        pst_sst_check_properties(tail + footer->blocks * PST_SST_REF_BYTES,
+                                 footer->properties_bytes, &totals, &info->lineage))
+        return PST_CORRUPT;
+    info->rows = totals.puts;
+    info->tombstones = totals.deletes;
+    info->raw_bytes = totals.raw;
+    return PST_OK;
+}

@@ -38,5 +38,10 @@ pst_status pst_sst_read_head(const pst_io *io, uint64_t file_bytes, pst_buffer *
 /* Reads the tail into a buffer. Statuses as pst_sst_reader_open. */
 pst_status pst_sst_read_tail(const pst_io *io, pst_sst_head *head, const pst_sst_footer *footer,
                              pst_buffer *tail);
+/* Checks the verified tail of a file without a guide, and fills the totals of `info` and
+ * footer->blocks refs: blocks follow one another without a gap, in order of key group and hash,
+ * within the file's range. PST_CORRUPT. */
+pst_status pst_sst_read_refs(pst_file_info *info, uint64_t data_offset,
+                             const pst_sst_footer *footer, const uint8_t *tail, pst_sst_ref *refs);
 
 #endif

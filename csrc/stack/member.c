@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "base/mem.h"
+#include "guide/sst_search.h"
 
 enum {
     ROUND = 4096, /* to which memory is asked for */
@@ -55,8 +56,11 @@ static pst_status take_extents(pst_member *m, const pst_extents *extents, uint64
     return PST_OK;
 }
 
-static pst_status open_file(pst_member *m, const char *path, const pst_extents *extents,
+static pst_status open_file(pst_member *m, const char *path, const pst_stack_options *o,
                             pst_detail *detail) {
+    pst_status (*open_guide)(const pst_io *, uint64_t, pst_guide **, pst_detail *) =
+        o->unguided ? pst_guide_open_any : pst_guide_open;
+    const pst_extents *extents = o->extents;
     uint64_t size = 0;
     pst_status s = pst_read_file_open(&m->file, path, &size, &detail->sys_errno);
     if (!s)
@@ -65,12 +69,12 @@ static pst_status open_file(pst_member *m, const char *path, const pst_extents *
         return s;
     tail_source tail = {&m->file, 0};
     pst_io io = {.ctx = &tail, .read_at = read_tail_at};
-    s = pst_guide_open(&io, size, &m->guide, detail);
+    s = open_guide(&io, size, &m->guide, detail);
     if (s == PST_CORRUPT && extents) {
         /* Which part of the tail it is cannot be said before it was read. */
         uint64_t from = detail->offset < 0 ? 0 : (uint64_t)detail->offset;
         pst_extents_drop(extents, from, size - (from < size ? from : 0));
-        s = pst_guide_open(&io, size, &m->guide, detail);
+        s = open_guide(&io, size, &m->guide, detail);
     }
     if (s == PST_CALLBACK) {
         detail->sys_errno = tail.sys_errno;
@@ -104,7 +108,7 @@ static pst_status lay_out(pst_member *m) {
     uint32_t n = m->guide->n_segments, parts = PST_PARTS * n;
     uint64_t each =
         sizeof(pst_guide_segment) + PST_PARTS * sizeof *m->parts + sizeof *m->places + 1;
-    pst_status s = pst_allowance_take(&m->room, n * each);
+    pst_status s = pst_allowance_take(&m->room, n * each + m->guide->made_bytes);
     if (s)
         return s;
     m->filtered = m->guide->info.kind != PST_BASE;
@@ -120,6 +124,12 @@ static pst_status lay_out(pst_member *m) {
         m->places[i] = m->image_bytes;
         m->image_bytes += m->filtered ? g->end - g->guide : pst_guide_entries_size(g);
     }
+    const uint8_t *entries = m->guide->made;
+    for (uint32_t i = 0; entries && i < n; i++) {
+        m->parts[part_number(i, PST_PART_ENTRIES)] = entries;
+        entries += pst_guide_entries_size(&m->guide->segments[i]);
+    }
+    m->lacking = entries ? 0 : m->lacking; /* whose filters nobody can read */
     return PST_OK;
 }
 
@@ -133,7 +143,7 @@ static int is_sound(const pst_member *m, uint32_t segment, int part, const uint8
 }
 
 static void publish(pst_member *m, uint32_t segment, int part, const uint8_t *data) {
-    m->lacking--;
+    m->lacking -= m->lacking != 0;
     __atomic_add_fetch(&m->part_bytes, part_size(&m->guide->segments[segment], part),
                        __ATOMIC_RELAXED);
     __atomic_store_n(&m->parts[part_number(segment, part)], data, __ATOMIC_RELEASE);
@@ -304,8 +314,123 @@ static pst_status take_next(pst_member *m, pst_detail *detail) {
     return s;
 }
 
+/* ---- filters that are made --------------------------------------------------------------------- */
+
+typedef struct making {
+    pst_sst_view view;
+    pst_buffer stored;
+    pst_buffer raw;
+    pst_buffer hashes;
+    pst_buffer lines;
+} making;
+
+/* Adds the hashes of a block's rows to the lines. */
+static pst_status add_block(pst_member *m, uint32_t segment, const pst_guide_block *b,
+                            const uint8_t *stored, making *k) {
+    const pst_guide_segment *s = &m->guide->segments[segment];
+    const uint8_t *entries = pst_member_entries(m, segment);
+    pst_guide_scale scale = pst_guide_scale_of(s, entries);
+    pst_status st = pst_allowance_room(&m->room, &k->raw, b->raw);
+    if (!st)
+        st = pst_search_unpack(m->guide, b, stored, k->raw.data);
+    if (!st)
+        st = pst_sst_view_open(&k->view, &m->guide->schema, k->raw.data, b->raw);
+    if (!st && k->view.rows != b->rows)
+        st = PST_CORRUPT;
+    if (!st)
+        st = pst_allowance_room(&m->room, &k->hashes, b->rows * sizeof(uint64_t));
+    uint64_t *hashes = (uint64_t *)(void *)k->hashes.data;
+    if (!st)
+        st = pst_sst_view_hash(&k->view, hashes);
+    for (uint32_t i = 0; !st && i < b->rows; i++)
+        st = pst_guide_filter_add(&scale, s, entries, k->lines.data,
+                                  pst_key_group(hashes[i], m->guide->info.max_parallelism),
+                                  hashes[i]);
+    return st;
+}
+
+static pst_status make_lines(pst_member *m, uint32_t segment, making *k, pst_detail *detail) {
+    const pst_guide_segment *s = &m->guide->segments[segment];
+    const uint8_t *entries = pst_member_entries(m, segment), *stored;
+    size_t size = pst_guide_filter_size(s);
+    pst_status st = pst_allowance_room(&m->room, &k->lines, size);
+    if (!st) {
+        memset(k->lines.data, 0, size);
+        st = pst_member_read(m, s->offset, s->guide - s->offset, 0, &m->room, &k->stored, &stored,
+                             &detail->sys_errno);
+    }
+    detail->offset = (int64_t)s->offset;
+    for (uint32_t i = 0; !st && i < s->blocks; i++) {
+        pst_guide_block b = pst_guide_block_at(s, entries, i);
+        detail->offset = (int64_t)b.offset;
+        st = add_block(m, segment, &b, stored + (b.offset - s->offset), k);
+    }
+    return st ? st : keep(m, segment, PST_PART_FILTER, k->lines.data);
+}
+
+static void end_making(pst_member *m, making *k) {
+    pst_buffer *all[] = {&k->stored, &k->raw, &k->hashes, &k->lines};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        m->room.used -= all[i]->capacity;
+        pst_buffer_free(all[i]);
+    }
+    pst_free(k);
+}
+
+/* Whether a segment's filter is to be made now that one key more is wanted of it. */
+static int making_pays(pst_member *m, uint32_t segment) {
+    const pst_guide_segment *s = &m->guide->segments[segment];
+    if (!m->filtered || pst_member_filter(m, segment) ||
+        (uint64_t)s->raw * PST_GUIDE_UNIT > PST_GUIDE_MADE)
+        return 0;
+    uint8_t asked = __atomic_load_n(&m->asked[segment], __ATOMIC_RELAXED);
+    if (asked < UINT8_MAX)
+        __atomic_store_n(&m->asked[segment], (uint8_t)(asked + 1), __ATOMIC_RELAXED);
+    return asked >= s->blocks || asked == UINT8_MAX;
+}
+
+static pst_status make_filter(pst_member *m, uint32_t segment, pst_detail *detail) {
+    making *k = pst_calloc(1, sizeof *k);
+    if (!k)
+        return PST_NO_MEMORY;
+    pst_status s = pst_reads_enter(m->reads);
+    if (!s) {
+        if (!is_here(m, segment, PST_PART_FILTER))
+            s = make_lines(m, segment, k, detail);
+        end_making(m, k);
+        pst_member_settle(m);
+        pst_reads_leave(m->reads);
+    } else {
+        pst_free(k);
+    }
+    if (s == PST_LIMIT) { /* later there may be room */
+        __atomic_store_n(&m->asked[segment], 0, __ATOMIC_RELAXED);
+        s = PST_OK;
+    }
+    return s;
+}
+
+static pst_status make_filters(pst_member *m, uint32_t segment, uint32_t n, pst_detail *detail) {
+    pst_status s = PST_OK;
+    for (uint32_t i = segment; !s && i < segment + n; i++)
+        if (making_pays(m, i))
+            s = make_filter(m, i, detail);
+    return s;
+}
+
+int pst_member_at_hand(pst_member *m, uint32_t segment, uint32_t n) {
+    if (!m->guide->made)
+        return pst_member_has(m, segment, n, 1);
+    for (uint32_t i = segment; i < segment + n; i++)
+        if (making_pays(m, i))
+            return 0;
+    return 1;
+}
+
 pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, int filters,
                             pst_detail *detail) {
+    if (m->guide->made)
+        return filters ? make_filters(m, segment, n, detail) : PST_OK;
     int wanted = filters ? ALL_PARTS : 1 << PST_PART_ENTRIES;
     if (pst_member_has(m, segment, n, filters))
         return PST_OK;
@@ -346,7 +471,7 @@ pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, co
     m->file.fd = -1;
     m->reads = pst_reads_retain(o->reads);
     m->room.charge.budget = pst_budget_retain(o->budget);
-    pst_status s = open_file(m, path, o->extents, &own);
+    pst_status s = open_file(m, path, o, &own);
     if (!s && !pst_member_fits(m, schema, max_parallelism))
         s = PST_SCHEMA;
     if (!s)
@@ -355,8 +480,9 @@ pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, co
         pst_member_release(m);
     } else {
         pst_reads_make_direct(m->reads, &m->file);
-        pst_guide_copy_open(&m->copy, o->guides, m->guide, m->image_bytes,
-                            PST_PARTS * m->guide->n_segments, m->room.charge.budget);
+        if (!m->guide->made)
+            pst_guide_copy_open(&m->copy, o->guides, m->guide, m->image_bytes,
+                                PST_PARTS * m->guide->n_segments, m->room.charge.budget);
         pst_member_settle(m);
         m->extents.close = o->extents ? o->extents->close : NULL;
         *member = m;
@@ -426,6 +552,25 @@ pst_guide_block pst_member_block(const pst_member *m, uint32_t segment, uint32_t
         *last_hash = next.first_hash;
     }
     return pst_guide_block_at(s, entries, block);
+}
+
+pst_status pst_member_read(pst_member *m, uint64_t offset, uint64_t size, int cached,
+                           pst_allowance *room, pst_buffer *buffer, const uint8_t **data,
+                           int *sys_errno) {
+    uint64_t mask = m->file.direct ? PST_READ_ALIGN - 1 : 0, from = offset & ~mask;
+    size_t skip = (size_t)(offset - from), whole = (size_t)((skip + size + mask) & ~mask);
+    pst_status s = pst_allowance_room(room, buffer, whole + PST_READ_ALIGN);
+    if (s)
+        return s;
+    uint8_t *aligned = buffer->data + (PST_READ_ALIGN - (uintptr_t)buffer->data % PST_READ_ALIGN);
+    pst_read r = {
+        .file = &m->file, .offset = from, .data = aligned, .size = whole, .need = skip + size};
+    *data = aligned + skip;
+    if (cached)
+        return pst_read_cached(&r) ? PST_OK : PST_NOT_HERE;
+    pst_read_run(&r);
+    *sys_errno = r.error;
+    return r.error ? PST_IO : PST_OK;
 }
 
 pst_status pst_allowance_room(pst_allowance *r, pst_buffer *b, uint64_t bytes) {

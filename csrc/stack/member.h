@@ -9,6 +9,9 @@
  * map. For which key groups the file counts is said by each stack, so that stacks share what has been
  * opened.
  *
+ * Of a file without a guide the entries are made as it is opened. A delta's filter is made of its rows,
+ * once as many keys were wanted of a segment as that has blocks, which is what it takes.
+ *
  * Thread safety: it may be retained, released and looked into by any thread. Parts, what they take of
  * the budget, and `file.cached` belong to whoever has entered its reads, and a part that is in memory
  * stays as it is (MB3).
@@ -22,7 +25,8 @@
  *  MB4. What is damaged of a file with extents is brought anew before it is taken for damaged; of a
  *       time index this is said, and the next look brings it.
  *  MB5. To open it reads what the tail has, and no part: some 64 bytes for 256 blocks. A part is read
- *       where a key of its segment is wanted, and not again.
+ *       where a key of its segment is wanted, and not again. Of a file without a guide it reads 64 bytes
+ *       for each block, and a filter is made from blocks whose checksums held.
  *
  * Complexity: O(segments) to open, in memory; a read for each part that is brought.
  */
@@ -91,8 +95,8 @@ static inline const uint8_t *pst_member_filter(const pst_member *m, uint32_t seg
 
 /* Whether the entries of segments are in memory, and with `filters` those that a delta has. */
 int pst_member_has(const pst_member *m, uint32_t segment, uint32_t n, int filters);
-/* Brings these; a filter for which there is no room is left out, and without `filters` it comes where a
- * copy has it. To be called where nobody of this thread has entered the reads. PST_IO and PST_CORRUPT, with the offset in *detail; PST_LIMIT,
+/* Brings these, or makes the filters that pay; one for which there is no room is left out, and without
+ * `filters` it comes where a copy has it. To be called where nobody of this thread has entered the reads. PST_IO and PST_CORRUPT, with the offset in *detail; PST_LIMIT,
  * PST_NO_MEMORY; PST_INVALID: the callback of a search of the same reads. */
 pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, int filters,
                             pst_detail *detail);
@@ -116,6 +120,16 @@ void pst_member_settle(pst_member *m);
 /* How many blocks may have rows of a place, and how many raw bytes. More than two have nothing else.
  * REQUIRES: the entries of its segments. O(blocks of a segment + segments). */
 uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash, uint64_t *bytes);
+
+/* Whether segments can be searched now, for one key more: nothing is to be read for it, or made. */
+int pst_member_at_hand(pst_member *m, uint32_t segment, uint32_t n);
+
+/* Reads a part in this thread into a buffer; *data is where it lies. PST_NOT_HERE if it is to be
+ * read from the page cache alone, and is not there; PST_IO, with the errno; PST_NO_MEMORY,
+ * PST_LIMIT. */
+pst_status pst_member_read(pst_member *m, uint64_t offset, uint64_t size, int cached,
+                           pst_allowance *room, pst_buffer *buffer, const uint8_t **data,
+                           int *sys_errno);
 
 /* A block of a segment, and a place that no row of it is above. REQUIRES: the entries. */
 pst_guide_block pst_member_block(const pst_member *m, uint32_t segment, uint32_t block,

@@ -282,8 +282,7 @@ static pst_status open_block(run *r, window *v, uint32_t block, uint8_t *data) {
     uint64_t last_hash;
     pst_guide_block b = pst_member_block(m, v->segment, block, &last_group, &last_hash);
     st->stats.blocks++;
-    pst_status status =
-        b.raw == b.stored ? PST_OK : pst_allowance_room(&st->room, &st->block.raw, b.raw);
+    pst_status status = b.packed ? pst_allowance_room(&st->room, &st->block.raw, b.raw) : PST_OK;
     if (status)
         return status;
     uint8_t *stored = data + (b.offset - v->offset);
@@ -587,6 +586,8 @@ static int may_have(run *r, int32_t file, const pst_place *p, item *it, uint8_t 
  * bases were asked for, as many were absent as the stack's figures say. */
 static int filter_pays(const run *r, const pst_member *m, const item *first, uint32_t n) {
     const pst_guide_segment *s = &m->guide->segments[first->segment];
+    if (m->guide->made) /* it has none that could be read */
+        return 0;
     uint64_t pages = pst_guide_filter_size(s) / PST_READ_ALIGN + 2;
     uint64_t saved = r->st->base_asked ? (uint64_t)n * r->st->base_absent / r->st->base_asked : 0;
     return saved * (r->gap_pages + 2) > r->gap_pages + pages;

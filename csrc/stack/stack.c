@@ -48,6 +48,8 @@ static pst_status take_file(pst_stack *st, const pst_stack_file *from, const pst
         s = pst_member_open(&st->schema, st->max_parallelism, from->path, o, &m, detail);
     else if (from->member->reads != st->reads)
         s = PST_INVALID;
+    else if (from->member->guide->made && !o->unguided)
+        s = PST_SCHEMA;
     else if (!pst_member_fits(from->member, &st->schema, st->max_parallelism))
         s = PST_SCHEMA;
     else

@@ -151,7 +151,7 @@ static void parts(memory_file *f, double *sum_time, double *unpack_time) {
         t = now();
         for (uint32_t i = 0; i < segment->blocks; i++) {
             pst_guide_block b = pst_guide_block_at(segment, f->data + segment->guide, i);
-            if (b.stored != b.raw)
+            if (b.packed)
                 sum += pst_sst_unpack(f->data + b.offset, b.stored, raw, b.raw);
         }
         *unpack_time += now() - t;

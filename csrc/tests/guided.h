@@ -1,4 +1,4 @@
-/* guided.h: looks for keys in guided files as one who reads block by block does.
+/* guided.h: looks for keys in files, by their guides or by such as are made, as one who reads block by block does.
  *
  * Thread safety: everything belongs to one thread.
  */
@@ -31,7 +31,7 @@ static inline uint8_t *guided_part(const memory_file *f, uint64_t from, uint64_t
 static inline pst_status guided_open(guided *g, memory_file *f) {
     pst_io io = file_io(f, 1);
     *g = (guided){.f = f};
-    return pst_guide_open(&io, f->size, &g->guide, NULL);
+    return pst_guide_open_any(&io, f->size, &g->guide, NULL);
 }
 
 static inline void guided_close(guided *g) {
@@ -87,19 +87,30 @@ static inline pst_status guided_search_block(guided *g, const pst_guide_segment 
 static inline pst_status guided_search_segment(guided *g, uint32_t segment, const pst_wanted *w,
                                                guided_found *found) {
     const pst_guide_segment *s = &g->guide->segments[segment];
-    uint8_t *entries = guided_part(g->f, s->guide, s->filter);
-    uint8_t *filter = guided_part(g->f, s->filter, s->end);
-    pst_status st = entries && filter ? PST_OK : PST_CORRUPT;
-    if (!st)
-        st = pst_guide_check_entries(g->guide, segment, entries);
-    if (!st)
-        st = pst_guide_check_filter(g->guide, segment, entries, filter);
+    const uint8_t *made = g->guide->made;
+    uint8_t *entries = NULL, *filter = NULL;
+    pst_status st = PST_OK;
+    if (made) {
+        for (uint32_t i = 0; i < segment; i++)
+            made += pst_guide_entries_size(&g->guide->segments[i]);
+        entries = malloc(pst_guide_entries_size(s));
+        REQUIRE(entries);
+        memcpy(entries, made, pst_guide_entries_size(s));
+    } else {
+        entries = guided_part(g->f, s->guide, s->filter);
+        filter = guided_part(g->f, s->filter, s->end);
+        st = entries && filter ? PST_OK : PST_CORRUPT;
+        if (!st)
+            st = pst_guide_check_entries(g->guide, segment, entries);
+        if (!st)
+            st = pst_guide_check_filter(g->guide, segment, entries, filter);
+    }
     uint32_t n = 0, first = 0;
     if (!st)
         first = pst_guide_blocks(s, entries, w->key_group, w->hash, &n);
     if (!st && n) {
         g->filters_asked++;
-        if (!pst_guide_may_have(s, entries, filter, w->key_group, w->hash))
+        if (filter && !pst_guide_may_have(s, entries, filter, w->key_group, w->hash))
             n = 0;
         g->filters_passed += n > 0;
     }

@@ -8,7 +8,7 @@
 #include "stack/read.h"
 #include "wanted_world.h"
 
-enum { COLUMNS = 16, THREADS = 4 };
+enum { COLUMNS = 16, THREADS = 4, BLOCKS = 4096 /* of files with guides */ };
 
 static world the_world;
 
@@ -120,42 +120,41 @@ typedef struct files {
     pst_reads *reads;
     pst_blocks *blocks;
     pst_finder *finder;
-    pst_member *first; /* the oldest file */
+    pst_member *members[WORLD_FILES]; /* oldest first */
+    int32_t n;
 } files;
 
 /* All files of the world as so many ranges, each of which has all of them. */
 static files open_world(const world *w, int32_t ranges, uint64_t cache, pst_budget *budget) {
     files x = {0};
-    pst_member *members[WORLD_FILES];
     pst_stack *stacks[8];
     int32_t bounds[16];
     pst_reads_options ro = {.no_direct = 1, .budget = budget};
-    pst_stack_options o = {.budget = budget};
+    pst_stack_options o = {.budget = budget, .unguided = 1};
     REQUIRE(!pst_reads_create(&ro, &x.reads));
     REQUIRE(!pst_blocks_create(cache, budget, &x.blocks));
     o.reads = x.reads;
     for (int32_t i = 0; i < w->n; i++)
-        REQUIRE(!pst_member_open(&w->schema, WORLD_GROUPS, w->paths[i], &o, &members[i], NULL));
+        REQUIRE(!pst_member_open(&w->schema, WORLD_GROUPS, w->paths[i], &o, &x.members[i], NULL));
     for (int32_t r = 0; r < ranges; r++) {
         pst_stack_file list[WORLD_FILES];
         bounds[2 * r] = r * WORLD_GROUPS / ranges;
         bounds[2 * r + 1] = (r + 1) * WORLD_GROUPS / ranges - 1;
         for (int32_t i = 0; i < w->n; i++)
             list[i] =
-                (pst_stack_file){.member = members[i], .ranges = &bounds[2 * r], .n_ranges = 1};
+                (pst_stack_file){.member = x.members[i], .ranges = &bounds[2 * r], .n_ranges = 1};
         REQUIRE(!pst_stack_open(&w->schema, WORLD_GROUPS, list, w->n, &o, &stacks[r], NULL));
     }
     REQUIRE(!pst_finder_create(stacks, bounds, ranges, x.blocks, budget, &x.finder));
     for (int32_t r = 0; r < ranges; r++)
         pst_stack_close(stacks[r]);
-    for (int32_t i = 1; i < w->n; i++)
-        pst_member_release(members[i]);
-    x.first = members[0];
+    x.n = w->n;
     return x;
 }
 
 static void close_world(files *x) {
-    pst_member_release(x->first);
+    for (int32_t i = 0; i < x->n; i++)
+        pst_member_release(x->members[i]);
     pst_finder_destroy(x->finder);
     pst_blocks_release(x->blocks);
     pst_reads_release(x->reads);
@@ -216,22 +215,23 @@ static void check_keys(const world *w, memory_file *whole, const files *x, const
     wanted_free(&keys);
 }
 
-static void check_cache(const files *x, uint64_t most) {
+/* Where few large blocks are wanted of a small cache none may be `kept`. */
+static void check_cache(const files *x, uint64_t most, int kept) {
     pst_blocks_stats s;
     pst_blocks_get_stats(x->blocks, &s);
     CHECK(s.bytes <= most && s.found <= s.asked);
-    CHECK(!most || s.found > 0);
+    CHECK(!most || s.found > 0 || !kept);
     CHECK(most || (!s.found && !s.blocks));
 }
 
-static void run_model(world_style style, size_t base, uint64_t seed) {
+static void run_model(world_style style, size_t base, uint64_t seed, uint32_t block_bytes) {
     world *w = &the_world;
     memory_file whole = {.calls_left = -1};
     uint64_t rng = seed, domain = 2 * base;
     const uint64_t caches[] = {0, 40000, 16 << 20};
-    uint64_t *ids = malloc(domain * sizeof *ids);
+    uint64_t *ids = malloc((domain + 40) * sizeof *ids);
     REQUIRE(ids);
-    make_world(w, style, 2 + (int32_t)(check_random(&rng) % 5), base, seed);
+    make_world(w, style, 2 + (int32_t)(check_random(&rng) % 5), base, seed, block_bytes);
     world_merge(w, w->rows, &whole);
     for (int32_t c = 0; c < 3; c++) {
         files x = open_world(w, 1 + 2 * c, caches[c], NULL);
@@ -249,12 +249,43 @@ static void run_model(world_style style, size_t base, uint64_t seed) {
             if (style == WORLD_NAMESPACES && n <= 40)
                 check_keys(w, &whole, &x, ids, n < 7 ? n : 7, 1);
         }
-        check_cache(&x, caches[c]);
+        check_cache(&x, caches[c], block_bytes || c == 2);
         close_world(&x);
     }
     free(ids);
     file_free(&whole);
     world_free(w);
+}
+
+/* Once as many keys were wanted of a delta's segment as it has blocks there is a filter, and not before. */
+static void run_made(void) {
+    enum { KEYS = 40 };
+    world *w = &the_world;
+    uint64_t filters = 0;
+    for (size_t base = 64; base <= 32768; base *= 8) {
+        make_world(w, WORLD_PLAIN, 2, base, base, 0);
+        files x = open_world(w, 1, 0, NULL);
+        pst_member *delta = x.members[1];
+        uint32_t n = delta->guide->n_segments;
+        CHECK((n > 1) == (base > 10000));
+        for (uint64_t k = 0; k < KEYS; k++) {
+            uint64_t id = 2 * base + k; /* which is not there */
+            int64_t rows[2];
+            wanted one = want(w, &id, 1);
+            dump d = dump_make();
+            CHECK(n > 1 || delta->guide->segments[0].blocks < k || !pst_member_filter(delta, 0));
+            CHECK_EQ(look_up(&x, &one, 1, 0, &d, rows, NULL), PST_OK);
+            CHECK(d.rows == 0 && rows[0] == -1);
+            dump_free(&d);
+            wanted_free(&one);
+        }
+        for (uint32_t s = 0; s < n; s++)
+            filters += pst_member_filter(delta, s) != NULL;
+        CHECK(!pst_member_filter(x.members[0], 0));
+        close_world(&x);
+        world_free(w);
+    }
+    CHECK(filters > 3);
 }
 
 /* Of states that are not wanted there is nothing, and keys that have no other are not there. */
@@ -263,7 +294,7 @@ static void run_some_states(void) {
     world *w = &the_world;
     uint64_t ids[KEYS];
     int64_t rows[2 * KEYS];
-    make_world(w, WORLD_ELEMENTS, 3, KEYS, 4);
+    make_world(w, WORLD_ELEMENTS, 3, KEYS, 4, BLOCKS);
     for (size_t i = 0; i < KEYS; i++)
         ids[i] = i;
     files x = open_world(w, 2, 1 << 20, NULL);
@@ -314,15 +345,16 @@ static void *call(void *ctx) {
 }
 
 /* Many threads with one finder, whose blocks make way for each other. */
-static void run_threads(void) {
+static void run_threads(uint32_t block_bytes) {
     world *w = &the_world;
     memory_file whole = {.calls_left = -1};
     uint64_t rng = 6, ids[SET_KEYS];
     pthread_t threads[THREADS];
     caller callers[THREADS];
-    make_world(w, WORLD_STRINGS, 4, 3000, 9);
+    make_world(w, WORLD_STRINGS, 4, block_bytes ? 3000 : 20000, 9, block_bytes);
     world_merge(w, w->rows, &whole);
-    files x = open_world(w, 4, CACHE, NULL);
+    uint64_t cache = block_bytes ? CACHE : 4 * CACHE; /* blocks are larger */
+    files x = open_world(w, 4, cache, NULL);
     for (int s = 0; s < SETS; s++) {
         for (size_t i = 0; i < SET_KEYS; i++)
             ids[i] = check_random(&rng) % 4000;
@@ -339,7 +371,7 @@ static void run_threads(void) {
     }
     pst_blocks_stats stats;
     pst_blocks_get_stats(x.blocks, &stats);
-    CHECK(stats.left > 100 && stats.found > 100 && stats.bytes <= CACHE);
+    CHECK(stats.left > 100 && stats.found > 100 && stats.bytes <= cache);
     for (int s = 0; s < SETS; s++) {
         dump_free(&answers[s]);
         wanted_free(&sets[s]);
@@ -378,7 +410,7 @@ static void run_at_hand(void) {
     uint64_t *ids = calloc(MANY, sizeof *ids);
     int64_t *rows = calloc(2 * MANY, sizeof *rows);
     REQUIRE(ids && rows);
-    make_world(w, WORLD_PLAIN, 3, MANY, 12);
+    make_world(w, WORLD_PLAIN, 3, MANY, 12, BLOCKS);
     world_merge(w, w->rows, &whole);
     for (size_t i = 0; i < MANY; i++)
         ids[i] = i;
@@ -514,7 +546,7 @@ static int64_t fail_once(const pst_read *r, int64_t result) {
 }
 
 /* Memory that is refused and reads that fail are said, and afterwards all is as before. */
-static void run_faults(void) {
+static void run_faults(uint32_t block_bytes) {
     enum { KEYS = 40 };
     world *w = &the_world;
     memory_file whole = {.calls_left = -1};
@@ -524,7 +556,7 @@ static void run_faults(void) {
     pst_budget *budget = NULL;
     pst_budget_stats s;
     pst_detail detail;
-    make_world(w, WORLD_ELEMENTS, 3, 2000, 12);
+    make_world(w, WORLD_ELEMENTS, 3, 2000, 12, block_bytes);
     world_merge(w, w->rows, &whole);
     for (size_t i = 0; i < KEYS; i++)
         ids[i] = 7 * i;
@@ -578,31 +610,32 @@ static void run_faults(void) {
 
 /* Whatever byte of a file is another one, or missing, rows are right or it is said where it is wrong;
  * and what was read before is not read again. */
-static void run_damage(void) {
+static void run_damage(uint32_t block_bytes) {
     enum { KEYS = 600, FLIPS = 60 };
     world *w = &the_world;
     memory_file whole = {.calls_left = -1};
     uint64_t ids[KEYS], rng = 5, found = 0;
     int64_t rows[2 * KEYS];
     pst_detail detail;
-    make_world(w, WORLD_PLAIN, 2, 2 * KEYS, 12);
+    make_world(w, WORLD_PLAIN, 2, 2 * KEYS, 12, block_bytes);
     world_merge(w, w->rows, &whole);
     for (size_t i = 0; i < KEYS; i++)
         ids[i] = 2 * i;
     wanted x = want(w, ids, KEYS);
     dump all = expected(w, &whole, &x, 1), d = dump_make();
-    files warm = open_world(w, 1, 16 << 20, NULL);
+    files warm = open_world(w, 1, 64 << 20, NULL);
     REQUIRE(!look_up(&warm, &x, 1, 0, &d, rows, NULL));
     dump_free(&d);
     for (int i = 0; i < FLIPS; i++) {
-        files f = open_world(w, 1, 16 << 20, NULL);
-        const pst_guide *g = f.first->guide;
+        int file = i & 1;
+        files f = open_world(w, 1, 64 << 20, NULL);
+        const pst_guide *g = f.members[file]->guide;
         off_t at = (off_t)(g->data_offset + check_random(&rng) % (g->data_end - g->data_offset));
-        flip(w->paths[0], at);
+        flip(w->paths[file], at);
         pst_status s = look_up(&f, &x, 1, 0, &d, rows, &detail);
         CHECK(s == PST_OK || s == PST_CORRUPT);
         if (s)
-            CHECK(detail.row == 0 && detail.offset >= 0 && detail.offset <= at);
+            CHECK(detail.row == file && detail.offset >= 0 && detail.offset <= at);
         else
             CHECK(dump_same(&d, &all));
         found += s == PST_CORRUPT;
@@ -610,15 +643,15 @@ static void run_damage(void) {
         CHECK_EQ(look_up(&warm, &x, 1, 0, &d, rows, NULL), PST_OK);
         CHECK(dump_same(&d, &all));
         dump_free(&d);
-        flip(w->paths[0], at);
+        flip(w->paths[file], at);
         CHECK_EQ(look_up(&f, &x, 1, 0, &d, rows, NULL), PST_OK);
         CHECK(dump_same(&d, &all));
         dump_free(&d);
         close_world(&f);
     }
     CHECK(found > FLIPS / 3);
-    files cut = open_world(w, 1, 16 << 20, NULL);
-    REQUIRE(!truncate(w->paths[0], (off_t)cut.first->guide->data_offset + 4096));
+    files cut = open_world(w, 1, 64 << 20, NULL);
+    REQUIRE(!truncate(w->paths[0], (off_t)cut.members[0]->guide->data_offset + 4096));
     CHECK_EQ(look_up(&cut, &x, 1, 0, &d, rows, &detail), PST_IO);
     CHECK(detail.row == 0 && detail.sys_errno == ENODATA);
     dump_free(&d);
@@ -632,9 +665,29 @@ static void run_damage(void) {
 
 /* ---- ranges ------------------------------------------------------------------------------------ */
 
+/* A file without a guide is no table's, even if it is open. */
+static void run_not_allowed(void) {
+    static world w;
+    pst_reads *reads;
+    pst_stack *st;
+    pst_member *m;
+    make_world(&w, WORLD_PLAIN, 1, 50, 3, 0);
+    REQUIRE(!pst_reads_create(NULL, &reads));
+    pst_stack_options o = {.reads = reads};
+    CHECK_EQ(pst_member_open(&w.schema, WORLD_GROUPS, w.paths[0], &o, &m, NULL), PST_SCHEMA);
+    o.unguided = 1;
+    REQUIRE(!pst_member_open(&w.schema, WORLD_GROUPS, w.paths[0], &o, &m, NULL));
+    pst_stack_file file = {.member = m};
+    o.unguided = 0;
+    CHECK_EQ(pst_stack_open(&w.schema, WORLD_GROUPS, &file, 1, &o, &st, NULL), PST_SCHEMA);
+    pst_member_release(m);
+    pst_reads_release(reads);
+    world_free(&w);
+}
+
 static void run_refused(void) {
     world *w = &the_world;
-    make_world(w, WORLD_PLAIN, 1, 50, 3);
+    make_world(w, WORLD_PLAIN, 1, 50, 3, BLOCKS);
     pst_finder *f = NULL;
     pst_blocks *b = NULL;
     pst_stack *st[2] = {NULL, NULL};
@@ -654,6 +707,7 @@ static void run_refused(void) {
         CHECK_EQ(s, refused ? PST_NO_MEMORY : PST_OK);
     }
     pst_finder_destroy(f);
+    run_not_allowed();
     world other;
     uint64_t rng = 2;
     world_begin(&other, WORLD_STRINGS);
@@ -675,14 +729,20 @@ int main(int argc, char **argv) {
     uint64_t runs = argc > 1 ? strtoull(argv[1], NULL, 10) : 2;
     for (uint64_t seed = 1; seed <= runs; seed++)
         for (int style = 0; style < WORLD_STYLES; style++)
-            run_model((world_style)style, 600 + 100 * seed, seed);
+            for (uint32_t blocks = 0; blocks <= BLOCKS; blocks += BLOCKS)
+                run_model((world_style)style, 600 + 100 * seed, seed, blocks);
+    for (size_t base = 1; base < 20; base++)
+        run_model((world_style)(base % WORLD_STYLES), base, base, 0);
+    run_made();
     run_some_states();
-    run_threads();
     run_at_hand();
     run_blocks();
     run_limit();
-    run_faults();
-    run_damage();
+    for (uint32_t blocks = 0; blocks <= BLOCKS; blocks += BLOCKS) {
+        run_threads(blocks);
+        run_faults(blocks);
+        run_damage(blocks);
+    }
     run_refused();
     return check_report();
 }

@@ -5,12 +5,14 @@
 #include "base/mem.h"
 #include "wanted_world.h"
 
+enum { BLOCKS = 4096 }; /* of files with guides */
+
 static world the_world;
 static uint64_t rooms;
 
 static pst_stack *open_files(const world *w, int32_t from, int32_t n, pst_budget *budget) {
     pst_stack *st = NULL;
-    pst_stack_options o = {.budget = budget};
+    pst_stack_options o = {.budget = budget, .unguided = 1};
     REQUIRE(!pst_stack_open(&w->schema, WORLD_GROUPS, w->files + from, n, &o, &st, NULL));
     return st;
 }
@@ -141,13 +143,13 @@ static void check_ways(const world *w, memory_file *whole, const uint64_t *ids, 
     wanted_free(&x);
 }
 
-static void run_model(world_style style, size_t base, uint64_t seed) {
+static void run_model(world_style style, size_t base, uint64_t seed, uint32_t block_bytes) {
     world *w = &the_world;
     memory_file whole = {.calls_left = -1};
     uint64_t rng = seed, domain = 2 * base;
     uint64_t *ids = malloc(domain * sizeof *ids), *all = malloc(domain * sizeof *all);
     REQUIRE(ids && all);
-    make_world(w, style, 2 + (int32_t)(check_random(&rng) % 5), base, seed);
+    make_world(w, style, 2 + (int32_t)(check_random(&rng) % 5), base, seed, block_bytes);
     world_merge(w, w->rows, &whole);
     const size_t counts[] = {0, 1, 40, base};
     for (int c = 0; c < 4; c++) {
@@ -213,7 +215,7 @@ static void run_room(void) {
     world *w = &the_world;
     memory_file whole = {.calls_left = -1};
     uint64_t ids[KEYS];
-    make_world(w, WORLD_ELEMENTS, 3, 3000, 8);
+    make_world(w, WORLD_ELEMENTS, 3, 3000, 8, BLOCKS);
     world_merge(w, w->rows, &whole);
     pst_stack *st = open_files(w, 0, w->n, NULL);
     for (size_t i = 0; i < KEYS; i++)
@@ -387,7 +389,7 @@ static void run_plan(void) {
     world *w = &the_world;
     for (int style = 0; style < WORLD_STYLES; style++) {
         memory_file whole = {.calls_left = -1};
-        make_world(w, (world_style)style, 4, 3000, 12);
+        make_world(w, (world_style)style, 4, 3000, 12, BLOCKS);
         world_merge(w, w->rows, &whole);
         for (size_t n = 0; n <= KEYS; n = n < 2 ? n + 1 : n * 5) {
             for (size_t i = 0; i < n; i++)
@@ -410,7 +412,7 @@ static void run_plan(void) {
     pst_wanted_keys none = {NULL, 0, 0};
     const pst_plan_sink sink = {on_part, &the_plan, 0, 0};
     pst_detail detail;
-    make_world(w, WORLD_STRINGS, 1, 10, 1);
+    make_world(w, WORLD_STRINGS, 1, 10, 1, BLOCKS);
     pst_stack *st = open_files(w, 0, 1, NULL);
     CHECK_EQ(pst_stack_plan(st, &none, &sink, &detail), PST_INVALID);
     pst_stack_close(st);
@@ -514,7 +516,7 @@ static void check_keys(const world *w, int32_t from) {
 static void run_keys(void) {
     world *w = &the_world;
     for (int style = 0; style < WORLD_STYLES; style++) {
-        make_world(w, (world_style)style, 5, 2000, 31 + (uint64_t)style);
+        make_world(w, (world_style)style, 5, 2000, 31 + (uint64_t)style, BLOCKS);
         check_keys(w, 0);
         check_keys(w, 1);
         check_keys(w, 4);
@@ -529,7 +531,7 @@ static void run_other_keys(void) {
     key_sight x = {0};
     const pst_io io = {.ctx = &x, .block = on_keys};
     for (int i = 0; i < 2; i++) {
-        make_world(&the_world, i ? WORLD_STRINGS : WORLD_PLAIN, 1, 10, 1);
+        make_world(&the_world, i ? WORLD_STRINGS : WORLD_PLAIN, 1, 10, 1, BLOCKS);
         read_file(&the_world, 0, &files[i]);
         REQUIRE(!file_open(&files[i], &readers[i]));
         world_free(&the_world);
@@ -589,7 +591,7 @@ static void run_faults(void) {
     uint64_t ids[KEYS];
     pst_budget *budget = NULL;
     pst_budget_stats before, after;
-    make_world(w, WORLD_ELEMENTS, 1, 2000, 12);
+    make_world(w, WORLD_ELEMENTS, 1, 2000, 12, BLOCKS);
     for (size_t i = 0; i < KEYS; i++)
         ids[i] = 7 * i;
     wanted x = want(w, ids, KEYS);
@@ -651,7 +653,8 @@ int main(int argc, char **argv) {
     uint64_t runs = argc > 1 ? strtoull(argv[1], NULL, 10) : 2;
     for (uint64_t seed = 1; seed <= runs; seed++)
         for (int style = 0; style < WORLD_STYLES; style++)
-            run_model((world_style)style, 600 + 100 * seed, seed);
+            for (uint32_t blocks = 0; blocks <= BLOCKS; blocks += BLOCKS)
+                run_model((world_style)style, 600 + 100 * seed, seed, blocks);
     run_order();
     run_room();
     run_plan();

@@ -7,12 +7,14 @@
 
 #include "stack_world.h"
 
-static inline void make_world(world *w, world_style style, int32_t n, size_t base, uint64_t seed) {
+/* Without guides if block_bytes is 0. */
+static inline void make_world(world *w, world_style style, int32_t n, size_t base, uint64_t seed,
+                              uint32_t block_bytes) {
     uint64_t rng = seed;
     memset(w, 0, sizeof *w);
     world_schema(w, style);
     world_folder(w);
-    w->block_bytes = 4096;
+    w->block_bytes = block_bytes;
     for (int32_t i = 0; i < n; i++)
         world_write(w, i, &rng, i ? base / 8 : base, base, check_random(&rng) % 5 ? 40 : 3000);
 }

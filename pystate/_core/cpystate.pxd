@@ -669,6 +669,7 @@ cdef extern from "pystate.h" nogil:
         const char *guides
         uint32_t slice_keys
         const pst_extents *extents
+        int unguided
 
     pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
                                const pst_stack_options *options, pst_member **member,

@@ -175,6 +175,7 @@ cdef class GuidedFile(_Guarded):
             options.extents = &brought.c
         options.reads = reads.r
         options.budget = budget_of(budget)
+        options.unguided = stored
         if guides is not None:
             options.guides = folder
         self.hold()
@@ -357,6 +358,7 @@ cdef class Stack(_Guarded):
         self.reads, self.budget, self.schema = reads, budget, schema
         self.names = tuple(names)
         options.budget = budget_of(budget)
+        options.unguided = stored
         if reads is not None:
             options.reads = reads.r
         if guides is not None:

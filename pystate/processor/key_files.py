@@ -1,7 +1,8 @@
 """What an epoch's files say of some keys: files in memory that have the rows of these keys alone.
 
-Files with guides are looked into by many small reads at a time, and only where a key may be; any
-other file is read block by block, which takes longer and is as right. Nobody needs a table for it,
+Files on a local disk are looked into by many small reads at a time, and only where a key may be:
+by their guides, or by guides that are made of their indexes. Any other file is read block by block,
+which takes longer and is as right. Nobody needs a table for it,
 or a lock: a file is as it was written, and a job that runs meanwhile only makes new ones. Whoever
 reads whole files reads what is found here.
 
@@ -11,8 +12,8 @@ near each other is one request, and many are sent at a time. What comes is kept 
 as `pystate.checkpoint.object_cache` has it, as long as this process runs. Where that disk takes
 nothing, objects are read as any files are, one part after the other.
 
-Thread safety: any thread. Look-ups wait for stores at the same time; in files with guides that are
-open one searches after the other what has come.
+Thread safety: any thread. Look-ups wait for stores at the same time; in files that are open one
+searches after the other what has come.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from pystate.checkpoint.object_storage import ObjectStorage
 from pystate.checkpoint.refs import FileRef, RangeState
 from pystate.checkpoint.state_files import FileInfo, FileSchema, OpenFile, file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CheckpointError, CorruptFileError, PystateError
+from pystate.errors import CheckpointError, CorruptFileError, PystateError, SchemaError
 from pystate.processor.epochs import missing_file, open_named
 from pystate.processor.selection import WantedKeys
 from pystate.redaction import logger
@@ -77,7 +78,7 @@ class FoundFile(io.BytesIO):
 
 @dataclass
 class _Known:
-    """A file whose columns are known; it is open where rows are looked up by its guide."""
+    """A file whose columns are known; it is open where rows are looked up by a guide."""
 
     schema: FileSchema
     info: FileInfo
@@ -126,8 +127,9 @@ class KeyFiles:
     """Looks keys up in the files of a checkpoint, and keeps those open that have guides.
 
     An open file may be removed, but takes its room on the disk until `forget` closes those that an
-    epoch does not have any more. A guide takes memory, a seventh of a byte for each row; that of
-    an object takes requests, too, so it is read once as many keys were looked up without it.
+    epoch does not have any more. A guide takes memory, a seventh of a byte for each row, and one
+    and a half for each row of a delta that is asked for many keys; that of an object takes
+    requests, too, so it is read once as many keys were looked up without it.
     """
 
     def __init__(self, storage: CheckpointStorage, cache: BlockCache | None = None) -> None:
@@ -174,8 +176,8 @@ class KeyFiles:
     ) -> tuple[core.Finder, FileSchema] | None:
         """All files of an epoch, for look-ups of any threads at a time, and their columns.
 
-        None where there is none: of objects, and of files that have no guides, or not all one
-        schema. Errors are those of `found`.
+        None where there is none: of objects, and of files that have not all one schema, or such
+        blocks that no guide can be made. Errors are those of `found`.
         """
         self._check_process()
         if self.is_remote:
@@ -295,7 +297,7 @@ class KeyFiles:
             yield opened
 
     def _files(self, epoch: int, refs: Sequence[FileRef]) -> list[_Known]:
-        """What is known of files, which are opened if they have a guide that this host can read."""
+        """What is known of files, which are opened where they lie on a local disk."""
         return [self._file(epoch, ref) for ref in refs]
 
     def _file(self, epoch: int, ref: FileRef) -> _Known:
@@ -305,10 +307,12 @@ class KeyFiles:
             return known
         with self._opened(epoch, ref, None) as opened:
             known = _Known(file_schema(opened.reader), FileInfo(*opened.reader.info()))
-        path = self._storage.local_path(ref.path) if known.info.block_bytes else None
+        path = self._storage.local_path(ref.path)
         if path is not None:
             try:
                 known.guided = _guided(known, path)
+            except SchemaError:
+                pass  # no guide can be made
             except CheckpointError as error:
                 with suppress(PystateError):
                     if self._storage.exists(ref.path):
@@ -429,7 +433,7 @@ def _parts(
 
 
 class _StackLook:
-    """A look into several files with guides, which are open."""
+    """A look into several files that are open."""
 
     def __init__(
         self,

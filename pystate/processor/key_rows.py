@@ -1,6 +1,6 @@
 """Rows of keys as of one epoch, straight out of its files: one call of the core, and its columns.
 
-It is for files with guides that have one schema, on a local disk, and for states whose columns are
+It is for files of one schema on a local disk, and for states whose columns are
 what a reader gets: values, lists, maps, and what is reduced or counted. Whoever looks keys up of
 anything else, or for timers, reads a table of what `pystate.processor.key_files` finds.
 

@@ -36,13 +36,13 @@ class StateLookup:
 
     `read_state` with keys gives the same rows; this keeps what it knows of the epoch, and its files
     open, so that the next look-up reads only blocks, and those of them in memory that were read
-    last. Beside these memory is a seventh of a byte for each row of the files with guides, another
-    byte and a half for rows of deltas, and what is being read: of an object store up to 32 MB at a
+    last. Beside these memory is a seventh of a byte for each row of the files, another byte and a
+    half for rows of deltas, and what is being read: of an object store up to 32 MB at a
     time. Of objects what was read is kept on the local disk, in the folder for temporary files, up
     to 1 GB.
 
-    Files with guides are those of operators whose home is the disk. Of these a key whose states are
-    values, lists and maps takes some tens of microseconds; others are read into a table first.
+    In a folder a key whose states are values, lists and maps takes some tens of microseconds; other
+    keys are read into a table first.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class StateLookup:
     selection : Selection
         Which states are read, and how.
     cache_bytes : int or BlockCache
-        How much of what was read of files with guides stays in memory; a `BlockCache` may be that
+        How much of what was read of files stays in memory; a `BlockCache` may be that
         of several look-ups.
     """
 

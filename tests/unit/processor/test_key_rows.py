@@ -46,12 +46,19 @@ STATES: dict[str, Any] = {
 }
 KEYS, RANGES, GROUPS = 90, 3, 128
 BOUNDS = [range_bounds(index, GROUPS, RANGES) for index in range(RANGES)]
+#: What jobs write whose tables are in memory, and on disk.
+BLOCKS = pytest.mark.parametrize("block_bytes", [0, 4096])
 
 
 def fill(
-    folder: Path, seed: int, namespace: str | None = None, states: Any = None, epochs: int = 5
+    folder: Path,
+    seed: int,
+    namespace: str | None = None,
+    states: Any = None,
+    epochs: int = 5,
+    block_bytes: int = 4096,
 ) -> None:
-    """Write epochs of an operator with several ranges, all of whose files have guides."""
+    """Write epochs of an operator with several ranges; without blocks' size no file has a guide."""
     draw, storage = random.Random(seed), LocalStorage(folder)
     states = STATES if states is None else states
     groups = ps.key_group
@@ -73,7 +80,7 @@ def fill(
                 lineage = Lineage(bytes([epoch, index]) * 8, parent, epoch)
                 path = state_path("op", *bounds, epoch, lineage.id.hex(), "delta")
                 with backend.seal(lineage) as snapshot, storage.create(path) as out:
-                    snapshot._block_bytes = 4096
+                    snapshot._block_bytes = block_bytes
                     info = snapshot.write(out)
                 refs.append(FileRef.from_info(path, info))
                 parent = lineage.id
@@ -98,7 +105,7 @@ def by_key(rows: pa.Table) -> dict[Any, list[str]]:
 
 @pytest.fixture(params=["by the core", "by a table"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways in which rows come; the second is that of files without guides."""
+    """Both ways in which rows come; the second is that of objects in a store."""
     if request.param == "by a table":
         monkeypatch.setattr(KeyRows, "of", lambda *given: None)
     return str(request.param)
@@ -111,10 +118,11 @@ def is_fast(lookup: StateLookup) -> bool:
 @pytest.mark.parametrize("cache_bytes", [0, 20_000, 64 << 20])
 @pytest.mark.parametrize("namespace", [None, "long"])
 @pytest.mark.parametrize("seed", range(3))
+@BLOCKS
 def test_looked_up_is_as_read(
-    tmp_path: Path, seed: int, namespace: str | None, cache_bytes: int
+    tmp_path: Path, block_bytes: int, seed: int, namespace: str | None, cache_bytes: int
 ) -> None:
-    fill(tmp_path, seed, namespace)
+    fill(tmp_path, seed, namespace, block_bytes=block_bytes)
     draw = random.Random(seed)
     whole = ps.read_state(tmp_path)
     said = by_key(whole)
@@ -142,8 +150,9 @@ def test_looked_up_is_as_read(
 
 
 @pytest.mark.parametrize("state", sorted(STATES))
-def test_one_state_alone(tmp_path: Path, state: str) -> None:
-    fill(tmp_path, 4)
+@BLOCKS
+def test_one_state_alone(tmp_path: Path, state: str, block_bytes: int) -> None:
+    fill(tmp_path, 4, block_bytes=block_bytes)
     whole = ps.read_state(tmp_path, state=state)
     lookup = StateLookup(tmp_path, selection=Selection(state))
     keys = [keyed(k) for k in range(KEYS)]
@@ -255,10 +264,11 @@ def test_get_is_of_keys(tmp_path: Path) -> None:
 # -- files
 
 
+@BLOCKS
 def test_files_stay_open_and_blocks_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(tmp_path, 2)
+    fill(tmp_path, 2, block_bytes=block_bytes)
     cache = BlockCache(4 << 20)
     lookup = StateLookup(tmp_path, cache_bytes=cache)
     keys = [keyed(k) for k in range(KEYS)]
@@ -306,9 +316,10 @@ def test_what_is_large_is_not_at_hand(tmp_path: Path, way: str) -> None:
     )
 
 
-def test_a_damaged_block_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", ["heap", "disk"])
+def test_a_damaged_block_is_named(tmp_path: Path, home: Any) -> None:
     states = {"v": ps.ValueState("long")}
-    with ps.open(tmp_path, key="long", states=states, home="disk", limit_bytes=64 << 20) as store:
+    with ps.open(tmp_path, key="long", states=states, home=home, limit_bytes=64 << 20) as store:
         keys = np.arange(1000)
         store["v"].update_all(store.keys(keys), keys)
         store.checkpoint()

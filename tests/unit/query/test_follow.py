@@ -296,7 +296,7 @@ def test_a_checkpoint_in_an_object_store(store: ps.Store) -> None:
 
 
 def test_changes_of_an_object_store_read_what_has_changed(tmp_path: Path) -> None:
-    rows = 200_000
+    rows = 300_000  # an object of less than 1 MiB is read as a whole
     with ps.open(tmp_path, key="long", states={"n": ps.ValueState("long")}, retained=9) as store:
         store["n"].update_all(store.keys(range(rows)), pa.array(range(rows)))
         store.checkpoint()
