@@ -30,7 +30,7 @@ from pystate.processor.changes import change_batches, changes_schema, manifests_
 from pystate.processor.epochs import MissingFileError
 from pystate.processor.key_files import KeyFiles
 from pystate.processor.scan import StateScan
-from pystate.query.lease import DURATION, Lease
+from pystate.query.lease import DURATION, Lease, LeaseFiles, Leases
 from pystate.query.retired import manifest_at, retired_error
 from pystate.types.durations import Duration, milliseconds
 
@@ -56,7 +56,7 @@ class _Source:
 
     @classmethod
     def of(cls, storage: CheckpointStorage, uids: Any, check: Callable[[], None]) -> _Source:
-        return cls(storage, _checked_uids(uids), check, KeyFiles(storage))
+        return cls(storage, checked_uids(uids), check, KeyFiles(storage))
 
     def changes(self, older: Manifest | None, newer: Manifest) -> EpochChanges:
         return EpochChanges(self, older, newer)
@@ -186,18 +186,10 @@ class Follower:
         self._parts = Parts(storage)
         self._poll_s = _REMOTE_POLL_S if self._source.looking.is_remote else _LOCAL_POLL_S
         if poll is not None:
-            poll_ms = milliseconds(poll, "follow: poll", least=_LEAST_POLL_MS)
-            self._poll_s = min(poll_ms, _MOST_POLL_MS) / 1000
+            self._poll_s = poll_seconds(poll)
         self._stopped = threading.Event()
         self._listed_s = 0.0
-        self._lease: Lease | None = None
-        if lease is not False:
-            if manifest is None:
-                raise InvalidArgumentError(
-                    "follow: nothing is kept of epoch 0, before the first: leave the lease out, or "
-                    "begin with an epoch"
-                )
-            self._lease = Lease(storage, manifest.epoch, DURATION if lease is True else lease)
+        self._lease = lease_of_follower(LeaseFiles(storage), self.epoch, lease)
 
     @property
     def epoch(self) -> int:
@@ -306,6 +298,24 @@ class Follower:
         self._source.looking.forget(frozenset(paths))
 
 
+def poll_seconds(poll: Duration) -> float:
+    """How often it is looked for the next epoch, as a user has said it."""
+    poll_ms = milliseconds(poll, "follow: poll", least=_LEAST_POLL_MS)
+    return min(poll_ms, _MOST_POLL_MS) / 1000
+
+
+def lease_of_follower(leases: Leases, epoch: int, lease: bool | Duration) -> Lease | None:
+    """The lease of who follows from an epoch on, if one is asked for."""
+    if lease is False:
+        return None
+    if not epoch:
+        raise InvalidArgumentError(
+            "follow: nothing is kept of epoch 0, before the first: leave the lease out, or begin "
+            "with an epoch"
+        )
+    return Lease(leases, epoch, DURATION if lease is True else lease)
+
+
 def follow(
     storage: CheckpointStorage,
     since: int | Manifest,
@@ -343,16 +353,17 @@ def changes_until(
     return _Source.of(storage, uids, check).changes(older, newer)
 
 
-def _checked_uids(uids: Any) -> tuple[str, ...] | None:
+def checked_uids(uids: Any) -> tuple[str, ...] | None:
+    """The operators whose changes are asked for; None for all."""
     if uids is None:
         return None
     if not isinstance(uids, (list, tuple, set, frozenset)):
         raise WrongTypeError(
             f"uids is a list of operators' uids, such as ['counts'], not {shown(uids)}"
         )
-    for uid in uids:
-        checked_uid(uid)
-    return tuple(uids)
+    if not uids:
+        raise InvalidArgumentError("uids has no operator: leave it out for all of them")
+    return tuple(map(checked_uid, uids))
 
 
 def _is_asked(operator: OperatorState, uids: tuple[str, ...] | None) -> bool:

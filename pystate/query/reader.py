@@ -21,7 +21,7 @@ from pystate.processor.epochs import storage_at
 from pystate.query.connection import Connection, Place
 from pystate.query.follow import EpochChanges, Follower, changes_until, follow
 from pystate.query.lease import DURATION as LEASED
-from pystate.query.lease import Lease
+from pystate.query.lease import Lease, LeaseFiles
 from pystate.query.operator_reader import OperatorReader
 from pystate.query.sql_statement import MEMORY_BYTES, THREADS, TIMEOUT, Limits
 from pystate.query.waiting import parse_position, wait
@@ -276,7 +276,7 @@ class StateReader:
             The checkpoint cannot be written.
         """
         self._place.check()
-        return Lease(self._place.connection.storage, self.epoch, duration)
+        return Lease(LeaseFiles(self._place.connection.storage), self.epoch, duration)
 
     def sql(
         self,

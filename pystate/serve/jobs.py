@@ -23,11 +23,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from pystate.errors import CheckpointError, InvalidArgumentError, NotReachedError
+from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.query.reader import StateReader, connect_files
+from pystate.query.waiting import EpochPosition, Position, not_reached_error
 from pystate.redaction import logger
 from pystate.serve.limits import Workers
-from pystate.serve.problems import RequestError, Veil
+from pystate.serve.problems import BusyError, RequestError, Veil
 
 if TYPE_CHECKING:
     from pystate.query.operator_reader import OperatorReader
@@ -119,18 +120,24 @@ class Job:
             self._begin_refresh()
         return view
 
-    async def after(self, epoch: int, seconds: float) -> View:
-        """The newest epoch once there is one after that; `NotReachedError` if not in time."""
-        end = time.monotonic() + seconds
-        while (view := await self.refreshed()).epoch <= epoch:
+    async def reached(self, wanted: Position, seconds: float) -> View:
+        """The newest epoch once it has what is wanted; `NotReachedError` if not in time."""
+        end, known = time.monotonic() + seconds, 0
+        while True:
+            view = await self.refreshed()
+            if view.epoch > known:
+                place = view.reader._place
+                manifest = place.view.manifest
+                if await self._workers.run(wanted.is_in, place.connection, manifest, known):
+                    return view
+                known = view.epoch
             left = end - time.monotonic()
-            if left <= 0 or self.closed:
-                raise NotReachedError(
-                    f"job {self.name!r}: epoch {epoch + 1} was not published within {seconds:g} "
-                    f"seconds: the newest is {view.epoch}; ask again"
-                )
+            if self.closed:
+                raise BusyError("the server is stopping: ask again")
+            if left <= 0:
+                what = f"job {self.name!r}"
+                raise not_reached_error(what, wanted, f"{seconds:g} seconds", view.epoch)
             await asyncio.sleep(min(self._refresh_seconds, left))
-        return view
 
     async def refreshed(self) -> View:
         """Look for the newest epoch."""
@@ -177,7 +184,7 @@ class Job:
             view = await self._pinned_at(epoch)
         else:
             if least is not None and least > view.epoch:
-                await self.after(least - 1, seconds)
+                await self.reached(EpochPosition(least), seconds)
             # Since what was waited for came there may be a newer one, and that one be closed.
             assert self._newest is not None
             view = self._newest

@@ -174,6 +174,11 @@ class Call:
             seconds = min(seconds, wait / 1000)
         return query.get("epoch"), query.get("min_epoch"), seconds
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the answer may have to wait for an epoch."""
+        return "min_epoch" in self.query or "position" in self.query
+
     def form(self) -> str:
         """The media type that the client wants of those that there are."""
         offered = self.operation.success.media
