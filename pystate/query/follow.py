@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,13 @@ from pystate.checkpoint.manifest_log import list_manifests
 from pystate.checkpoint.parts import Parts
 from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import InvalidArgumentError, RetiredEpochError, WrongTypeError
 from pystate.processor.change_scan import ChangeScan
 from pystate.processor.changes import change_batches, changes_schema, manifests_between
 from pystate.processor.epochs import MissingFileError
 from pystate.processor.key_files import KeyFiles
 from pystate.processor.scan import StateScan
+from pystate.query.connection import named
 from pystate.query.lease import DURATION, Lease, LeaseFiles, Leases
 from pystate.query.retired import manifest_at, retired_error
 from pystate.types.durations import Duration, milliseconds
@@ -123,7 +125,10 @@ class EpochChanges:
 
     def _scan(self, uid: str) -> ChangeScan:
         source, newer = self._source, self._newer
-        new = StateScan.within(source.storage, newer, uid, before=source.scans.get(uid))
+        try:
+            new = StateScan.within(source.storage, newer, uid, before=source.scans.get(uid))
+        except MissingFileError as error:
+            raise self._retired(error) from error
         source.scans[uid] = new
         between: Callable[[], Iterable[Manifest]] = tuple
         if self.epoch > self.since + 1:
@@ -142,9 +147,11 @@ class EpochChanges:
                     yield uid, rows
                     source.check()
             except MissingFileError as error:
-                raise retired_error(
-                    source.storage, self.since, f"files of epoch {error.epoch} are gone"
-                ) from error
+                raise self._retired(error) from error
+
+    def _retired(self, error: MissingFileError) -> RetiredEpochError:
+        gone = f"files of epoch {error.epoch} are gone"
+        return retired_error(self._source.storage, self.since, gone)
 
     def _check_not_set_back(self) -> None:
         """Make sure that the older epoch is what it was, where the newer one follows another."""
@@ -276,10 +283,9 @@ class Follower:
                 return None
             manifest = None
         else:
-            try:
+            manifest = None
+            with named(self._storage), suppress(FileNotFoundError):
                 manifest = read_manifest(self._storage, manifest_path(number), self._parts)
-            except FileNotFoundError:
-                manifest = None
         # A driver that was delayed may publish an epoch once more that others have retired.
         listing = list_manifests(self._storage)
         self._listed_s = now_s

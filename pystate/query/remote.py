@@ -13,6 +13,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import ssl
 import threading
 import time
@@ -51,6 +52,7 @@ _ARROW, _JSON = "application/vnd.apache.arrow.stream", "application/json"
 _EVENTS = "text/event-stream"
 _TIMEOUT_SECONDS = 60.0
 _IDLE = 8
+_TOKEN = re.compile("[!-~]+")
 #: For so long one request waits for an epoch, after which another one does.
 _WAIT_MS = 1000
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
@@ -61,20 +63,26 @@ class Server:
     """The connections to a server, and what it is asked for."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             host, port = parts.hostname, parts.port
+            is_one = not (parts.query or parts.fragment or parts.username is not None)
         except ValueError:
-            host = port = None
-        if not host or parts.query or parts.fragment or parts.username is not None:
+            host = None
+        if not host or not is_one:
             raise InvalidArgumentError(
-                f"connect: {shown(url)} is not the address of a server: http://HOST:PORT, or "
-                "http://HOST:PORT/JOB, and the token by itself, token=..."
+                f"connect: {shown(url)} is not the address of a server: write "
+                "http://127.0.0.1:8765 or http://127.0.0.1:8765/shop, and give the token by itself"
             )
         self._host, self._port = host, port
         self._is_secure = parts.scheme == "https"
         self.origin = f"{parts.scheme}://{parts.netloc}"
-        self._token = None if token is None else text(token, "connect: token")
+        self._token = None if token is None else text(token, "connect: token").strip()
+        if self._token is not None and not _TOKEN.fullmatch(self._token):
+            raise InvalidArgumentError(
+                "connect: token has characters that none has: it is the text in the file of the "
+                "server's --token-file"
+            )
         self._context: ssl.SSLContext | None = None
         self._begin()
 
@@ -118,7 +126,7 @@ class Server:
                 connection.close()
                 raise self._unreached(error) from error
             reply = Reply(self, connection, response)
-            if response.status >= 400:
+            if response.status != 200:
                 raise reply.problem()
             return reply
 
@@ -157,9 +165,10 @@ class Server:
             connection.close()
 
     def _unreached(self, error: Exception) -> ServerError:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
         return ServerError(
-            f"the server {self.origin} cannot be reached, or has broken off: "
-            f"{type(error).__name__}: {error}: see whether `pystate serve` runs there"
+            f"the server {self.origin} cannot be reached, or has broken off: {said:.500}: see "
+            "whether `pystate serve` runs there"
         )
 
 
@@ -223,9 +232,14 @@ class Reply:
         self._end()
         return data
 
-    def document(self) -> Any:
-        """A JSON document."""
-        return json.loads(self.data())
+    def document(self, *members: str) -> Any:
+        """A JSON object that has some members."""
+        data = self.data()
+        with suppress(ValueError, RecursionError):
+            found = json.loads(data)
+            if isinstance(found, dict) and found.keys() >= {*members}:
+                return found
+        raise self._unknown()
 
     def rows(self) -> pa.RecordBatchReader:
         """A stream of Arrow, read as it is asked for."""
@@ -263,11 +277,20 @@ class Reply:
     def problem(self) -> Exception:
         """The error that it tells."""
         data = self.data()
-        with suppress(ValueError, KeyError, TypeError):
-            return error_of(json.loads(data)["error"])
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            error = error_of(json.loads(data)["error"])
+            if self._response.status != 401:
+                return error
+            return ServerError(
+                f"{self._server.origin}: {error}; give connect the text in the file of the "
+                "server's --token-file, by `token`"
+            )
+        return self._unknown()
+
+    def _unknown(self) -> ServerError:
         return ServerError(
             f"{self._server.origin} answers with status {self._response.status}, and nothing that "
-            "a pystate server says: is it one?"
+            "a pystate server says: see whether the address is that of `pystate serve`"
         )
 
     def _end(self) -> None:
@@ -425,7 +448,7 @@ class RemoteReader(StateReader):
 
         def ask(epoch: int) -> Any:
             path = self._path("changed", {"epoch": epoch, **query})
-            return self._server.ask("GET", path, form=_JSON).document()
+            return self._server.ask("GET", path, form=_JSON).document("operators", "dropped")
 
         return AskedChanges(self.read(ask), self.changed_rows)
 
@@ -554,7 +577,7 @@ class RemoteReader(StateReader):
         known, found = self._known
         if known != epoch:
             path = self._path("operators", {"epoch": epoch})
-            said = self._server.ask("GET", path, form=_JSON).document()
+            said = self._server.ask("GET", path, form=_JSON).document("operators")
             found = {each["uid"]: each for each in said["operators"]}
             self._known = (epoch, found)
         return found
@@ -563,7 +586,8 @@ class RemoteReader(StateReader):
         self._epoch, self._uids = int(said["epoch"]), tuple(said["operators"])
 
     def _ask_job(self, query: Mapping[str, Any]) -> Any:
-        return self._server.ask("GET", self._path("", query), form=_JSON).document()
+        reply = self._server.ask("GET", self._path("", query), form=_JSON)
+        return reply.document("epoch", "operators")
 
     def _post(self, part: str, epoch: int, body: bytes, media: str = _JSON) -> Reply:
         return self._server.ask("POST", self._path(part, {"epoch": epoch}), body, media=media)
@@ -778,7 +802,7 @@ def connect_remote(url: str, epoch: int | None, token: str | None) -> RemoteRead
     path = urlsplit(url).path.strip("/").removeprefix("v1/jobs").strip("/")
     try:
         if not path:
-            found = server.ask("GET", "/v1/jobs", form=_JSON).document()["jobs"]
+            found = server.ask("GET", "/v1/jobs", form=_JSON).document("jobs")["jobs"]
             names = [each["name"] for each in found]
             if len(names) != 1:
                 raise InvalidArgumentError(

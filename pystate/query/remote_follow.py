@@ -200,7 +200,7 @@ class RemoteFollower(Follower):
         try:
             for found in self._epochs():
                 self._put(found)
-            self._put(ServerError(f"the server has ended the changes after epoch {self.epoch}"))
+            self._put(self._reply.broken(EOFError("the changes have ended")))
         except Exception as error:
             # Whatever it is, who iterates has to know.
             self._put(error if isinstance(error, PystateError) else self._reply.broken(error))

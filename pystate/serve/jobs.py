@@ -17,13 +17,14 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.errors import CheckpointError, InUseError, InvalidArgumentError, PystateError
 from pystate.query.reader import StateReader, connect_files
 from pystate.query.waiting import EpochPosition, Position, not_reached_error
 from pystate.redaction import logger
@@ -74,6 +75,7 @@ class Job:
         self._looked_at = float("-inf")
         self._refreshing: asyncio.Future[View] | None = None
         self._pinned: OrderedDict[int, View] = OrderedDict()
+        self._told = ""
         self.closed = False
 
     @asynccontextmanager
@@ -152,8 +154,14 @@ class Job:
     def _end_refresh(self, done: asyncio.Future[View]) -> None:
         self._refreshing = None
         if not done.cancelled() and (error := done.exception()) is not None:
-            # Whoever waits gets it, too.
-            _LOG.warning("job %s: no newer epoch is found: %s", self.name, error)
+            # Whoever waits gets it, too; here it is said once.
+            if str(error) != self._told:
+                _LOG.warning("job %s: no newer epoch is found: %s", self.name, error)
+            self._told = str(error)
+            if isinstance(error, InUseError):
+                self._forget_pinned()
+        else:
+            self._told = ""
 
     async def _refresh(self) -> View:
         before = self._newest
@@ -174,12 +182,27 @@ class Job:
         self._newest = found
         if before is not None and not before.users:
             before.reader.close()
+        if before is not None and found.epoch <= before.epoch:
+            self._forget_pinned()
         return found
+
+    def _forget_pinned(self) -> None:
+        """Keep no epoch open: after a repair there may be others of the same numbers."""
+        pinned, self._pinned = self._pinned, OrderedDict()
+        for view in pinned.values():
+            if not view.users:
+                view.reader.close()
 
     async def _entered(self, epoch: int | None, least: int | None, seconds: float) -> View:
         if epoch is not None and least is not None:
             raise InvalidArgumentError("give epoch= or min_epoch=, not both")
-        view = await self.newest()
+        try:
+            view = await self.newest()
+        except PystateError:
+            # An epoch that is known is read also while the newest cannot be.
+            if epoch is None or self._newest is None:
+                raise
+            view = self._newest
         if epoch is not None and epoch != view.epoch:
             view = await self._pinned_at(epoch)
         else:
@@ -253,7 +276,8 @@ def named_locations(locations: list[str]) -> dict[str, str]:
         name, sign, location = given.partition("=")
         if not sign or "/" in name:
             location = given
-            name = location.rstrip("/").rpartition("/")[2]
+            whole = location if "://" in location else os.path.abspath(location)
+            name = whole.rstrip("/").rpartition("/")[2] if location else ""
         if not name or not location or "/" in name or name in (".", ".."):
             raise InvalidArgumentError(
                 f"serve: {given!r} does not say what the job is called: write NAME=LOCATION"
