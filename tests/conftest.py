@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pystate.epochs.epoch import Epoch
 from pystate.epochs.range_report import RangeReport
 from tests import object_server
 from tests.drawn import count
+from tests.readers import READERS, Connect, reader_of
 
 # A busy machine is no failure.
 settings.register_profile("pystate", deadline=None, max_examples=count(150))
@@ -149,3 +151,10 @@ def object_store() -> Iterator[dict[str, str]]:
 def s3_url(object_store: dict[str, str]) -> str:
     """A prefix of its own in the server's bucket."""
     return f"s3://{object_server.BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=READERS)
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Connects to a checkpoint by its files, and by a server."""
+    with ExitStack() as stack:
+        yield reader_of(request.param, stack)

@@ -81,7 +81,7 @@ def require_no_credentials(value: Any, what: str) -> None:
 def folder_path(value: Any, what: str) -> str:
     """A path, as a string that is not empty."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str) or not path or "\0" in path:
         raise InvalidArgumentError(f"{what} is the path of a folder, not {shown(value)}")
     return path
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pystate.cli.screen import say
+from pystate.maintenance.access import open_existing
 
 Locations = Annotated[
     list[str],
@@ -90,6 +91,8 @@ def serve(
         limits=limits,
     )
     named = named_locations(locations)
+    for location in named.values():
+        open_existing(location, "serve")
     server = Server(named, options)
 
     def begun() -> None:

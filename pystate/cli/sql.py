@@ -13,7 +13,7 @@ from pystate.cli.screen import print_json, table
 from pystate.maintenance.access import open_existing
 from pystate.query.connect import connect
 from pystate.query.reader import StateReader
-from pystate.query.sql_statement import MEMORY_BYTES, THREADS, TIMEOUT
+from pystate.query.sql.statement import MEMORY_BYTES, THREADS, TIMEOUT
 
 _STANDARD_INPUT = "-"
 _MIB = 1 << 20

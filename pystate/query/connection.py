@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,7 +24,14 @@ from pystate.checkpoint.manifest import Manifest, manifest_path
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CheckpointError, ClosedError, FencedError, InUseError
+from pystate.errors import (
+    CheckpointError,
+    ClosedError,
+    CorruptFileError,
+    FencedError,
+    InUseError,
+    NewerFormatError,
+)
 from pystate.processor.epochs import MissingFileError, NotHeldError, epoch_of, operator_of
 from pystate.processor.key_files import KEYS, BlockCache
 from pystate.processor.lookup import StateLookup
@@ -38,6 +45,18 @@ Result = TypeVar("Result")
 
 #: Of a scan so many bytes of raw state are a part, and so many parts at most are read ahead.
 PART_BYTES, _MOST_AHEAD = 16 << 20, 4
+
+
+@contextmanager
+def named(storage: CheckpointStorage) -> Iterator[None]:
+    """Say of a file that cannot be read of which checkpoint it is, and what to do."""
+    try:
+        yield
+    except (CorruptFileError, NewerFormatError) as error:
+        said = f"checkpoint {storage.uri}: {error}"
+        if isinstance(error, CorruptFileError):
+            said += "; `pystate verify` says what is damaged, and `pystate repair` what can be done"
+        raise type(error)(said) from error
 
 
 class View:
@@ -163,7 +182,7 @@ class Connection:
 
     def newest(self, *, anew: bool = False) -> Manifest:
         """Read the newest manifest, and only what is new; all if `anew`."""
-        with self._lock:
+        with self._lock, named(self.storage):
             self._refuse_repair()
             if not anew:
                 try:
@@ -198,7 +217,7 @@ class Connection:
     def manifest(self, epoch: int) -> Manifest:
         """Read the manifest of a retained epoch; `NotHeldError` if it is not retained."""
         number = integer(epoch, "epoch", least=1)
-        with self._lock:
+        with self._lock, named(self.storage):
             self._refuse_repair()
             if number in self._history.epochs and self.storage.exists(manifest_path(number)):
                 with suppress(FencedError):
@@ -208,7 +227,7 @@ class Connection:
     def retained(self) -> list[Manifest]:
         """Read all retained manifests, the oldest first."""
         self.newest()
-        with self._lock:
+        with self._lock, named(self.storage):
             found = []
             for epoch in self._history.epochs:
                 with suppress(FencedError):  # retired meanwhile

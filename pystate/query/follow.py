@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,15 @@ from pystate.checkpoint.manifest_log import list_manifests
 from pystate.checkpoint.parts import Parts
 from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import InvalidArgumentError, RetiredEpochError, WrongTypeError
 from pystate.processor.change_scan import ChangeScan
 from pystate.processor.changes import change_batches, changes_schema, manifests_between
 from pystate.processor.epochs import MissingFileError
 from pystate.processor.key_files import KeyFiles
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
-from pystate.query.lease import DURATION, Lease
+from pystate.query.connection import named
+from pystate.query.lease import DURATION, Lease, LeaseFiles, Leases
 from pystate.query.retired import manifest_at, retired_error
 from pystate.types.durations import Duration, milliseconds
 
@@ -57,7 +59,7 @@ class _Source:
 
     @classmethod
     def of(cls, storage: CheckpointStorage, uids: Any, check: Callable[[], None]) -> _Source:
-        return cls(storage, _checked_uids(uids), check, KeyFiles(storage))
+        return cls(storage, checked_uids(uids), check, KeyFiles(storage))
 
     def changes(self, older: Manifest | None, newer: Manifest) -> EpochChanges:
         return EpochChanges(self, older, newer)
@@ -125,13 +127,13 @@ class EpochChanges:
     def _scan(self, uid: str) -> ChangeScan:
         source, newer = self._source, self._newer
         # As `changes` compares: what has expired is there until a delta says otherwise.
-        new = StateScan.within(
-            source.storage,
-            newer,
-            uid,
-            selection=Selection(expired=True),
-            before=source.scans.get(uid),
-        )
+        all_there = Selection(expired=True)
+        try:
+            new = StateScan.within(
+                source.storage, newer, uid, selection=all_there, before=source.scans.get(uid)
+            )
+        except MissingFileError as error:
+            raise self._retired(error) from error
         source.scans[uid] = new
         between: Callable[[], Iterable[Manifest]] = tuple
         if self.epoch > self.since + 1:
@@ -150,9 +152,11 @@ class EpochChanges:
                     yield uid, rows
                     source.check()
             except MissingFileError as error:
-                raise retired_error(
-                    source.storage, self.since, f"files of epoch {error.epoch} are gone"
-                ) from error
+                raise self._retired(error) from error
+
+    def _retired(self, error: MissingFileError) -> RetiredEpochError:
+        gone = f"files of epoch {error.epoch} are gone"
+        return retired_error(self._source.storage, self.since, gone)
 
     def _check_not_set_back(self) -> None:
         """Make sure that the older epoch is what it was, where the newer one follows another."""
@@ -194,18 +198,10 @@ class Follower:
         self._parts = Parts(storage)
         self._poll_s = _REMOTE_POLL_S if self._source.looking.is_remote else _LOCAL_POLL_S
         if poll is not None:
-            poll_ms = milliseconds(poll, "follow: poll", least=_LEAST_POLL_MS)
-            self._poll_s = min(poll_ms, _MOST_POLL_MS) / 1000
+            self._poll_s = poll_seconds(poll)
         self._stopped = threading.Event()
         self._listed_s = 0.0
-        self._lease: Lease | None = None
-        if lease is not False:
-            if manifest is None:
-                raise InvalidArgumentError(
-                    "follow: nothing is kept of epoch 0, before the first: leave the lease out, or "
-                    "begin with an epoch"
-                )
-            self._lease = Lease(storage, manifest.epoch, DURATION if lease is True else lease)
+        self._lease = lease_of_follower(LeaseFiles(storage), self.epoch, lease)
 
     @property
     def epoch(self) -> int:
@@ -292,10 +288,9 @@ class Follower:
                 return None
             manifest = None
         else:
-            try:
+            manifest = None
+            with named(self._storage), suppress(FileNotFoundError):
                 manifest = read_manifest(self._storage, manifest_path(number), self._parts)
-            except FileNotFoundError:
-                manifest = None
         # A driver that was delayed may publish an epoch once more that others have retired.
         listing = list_manifests(self._storage)
         self._listed_s = now_s
@@ -312,6 +307,24 @@ class Follower:
         if self._at is not None:
             paths |= self._at.paths
         self._source.looking.forget(frozenset(paths))
+
+
+def poll_seconds(poll: Duration) -> float:
+    """How often it is looked for the next epoch, as a user has said it."""
+    poll_ms = milliseconds(poll, "follow: poll", least=_LEAST_POLL_MS)
+    return min(poll_ms, _MOST_POLL_MS) / 1000
+
+
+def lease_of_follower(leases: Leases, epoch: int, lease: bool | Duration) -> Lease | None:
+    """The lease of who follows from an epoch on, if one is asked for."""
+    if lease is False:
+        return None
+    if not epoch:
+        raise InvalidArgumentError(
+            "follow: nothing is kept of epoch 0, before the first: leave the lease out, or begin "
+            "with an epoch"
+        )
+    return Lease(leases, epoch, DURATION if lease is True else lease)
 
 
 def follow(
@@ -351,16 +364,17 @@ def changes_until(
     return _Source.of(storage, uids, check).changes(older, newer)
 
 
-def _checked_uids(uids: Any) -> tuple[str, ...] | None:
+def checked_uids(uids: Any) -> tuple[str, ...] | None:
+    """The operators whose changes are asked for; None for all."""
     if uids is None:
         return None
     if not isinstance(uids, (list, tuple, set, frozenset)):
         raise WrongTypeError(
             f"uids is a list of operators' uids, such as ['counts'], not {shown(uids)}"
         )
-    for uid in uids:
-        checked_uid(uid)
-    return tuple(uids)
+    if not uids:
+        raise InvalidArgumentError("uids has no operator: leave it out for all of them")
+    return tuple(map(checked_uid, uids))
 
 
 def _is_asked(operator: OperatorState, uids: tuple[str, ...] | None) -> bool:

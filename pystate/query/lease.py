@@ -1,6 +1,7 @@
 """Leases by which a reader asks a running job to keep an epoch.
 
-What a job makes of them is said in `pystate.checkpoint.leases`.
+What a job makes of them is said in `pystate.checkpoint.leases`. A `Lease` is held by a thread that
+renews it; where it stands, its `Leases` know: files of the checkpoint, or a server that has them.
 
 Thread safety: any thread.
 """
@@ -13,7 +14,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
 from pystate.checkpoint.leases import LeaseName
@@ -34,6 +35,62 @@ _MOST_MS = 86_400_000
 _RENEWALS, _MOVES = 3, 8
 
 
+class Leases(Protocol):
+    """Where leases of a job stand."""
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+
+    def write(self, lease: LeaseName, before: LeaseName | None) -> None:
+        """Ask for a lease, for the first time, or in place of the one `before`.
+
+        `RetiredEpochError` if the epoch is gone when it is first asked for.
+        """
+
+    def end(self, lease: LeaseName) -> None:
+        """Ask for it no more."""
+
+
+class LeaseFiles:
+    """Leases as files of a checkpoint."""
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._holder: dict[str, object] = {
+            "host": platform.node() or "unknown",
+            "pid": os.getpid(),
+            "since_ms": time.time_ns() // 1_000_000,
+        }
+
+    @property
+    def where(self) -> str:
+        """The checkpoint."""
+        return self._storage.uri
+
+    def write(self, lease: LeaseName, before: LeaseName | None) -> None:
+        """Write a lease; as `Leases.write`."""
+        if before is None and self._storage.exists(SAVEPOINT_FILE):
+            raise InvalidArgumentError(
+                f"{self.where} is a savepoint, of which nothing is ever removed: read it without "
+                "a lease"
+            )
+        lease.write(self._storage, self._holder)
+        if before is None:
+            try:
+                check_retained(self._storage, lease.epoch)
+            except BaseException:
+                self.end(lease)
+                raise
+        elif before.path != lease.path:
+            self.end(before)
+
+    def end(self, lease: LeaseName) -> None:
+        """Remove it; as `Leases.end`."""
+        with suppress(PystateError, OSError):
+            self._storage.delete(lease.path)
+
+
 class Lease:
     """Asks the job of a checkpoint to keep an epoch, and all later ones: `StateReader.lease`.
 
@@ -42,34 +99,18 @@ class Lease:
     lease of a process that has ended goes on for its duration, and no longer.
     """
 
-    def __init__(
-        self, storage: CheckpointStorage, epoch: int, duration: Duration = DURATION
-    ) -> None:
+    def __init__(self, leases: Leases, epoch: int, duration: Duration = DURATION) -> None:
         lasts_ms = milliseconds(duration, "lease: duration", least=1000)
         if lasts_ms > _MOST_MS:
             raise InvalidArgumentError(
                 "lease: duration is a day at most, and renewed as long as it is held"
             )
-        if storage.exists(SAVEPOINT_FILE):
-            raise InvalidArgumentError(
-                f"{storage.uri} is a savepoint, of which nothing is ever removed: read it without "
-                "a lease"
-            )
-        self._storage, self._process = storage, os.getpid()
+        self._leases, self._process = leases, os.getpid()
         self._seconds = -(-lasts_ms // 1000)
         self._name = self._next = LeaseName(epoch, self._seconds, uuid.uuid4().hex)
-        self._holder = {
-            "host": platform.node() or "unknown",
-            "pid": self._process,
-            "since_ms": time.time_ns() // 1_000_000,
-        }
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._renew()
-        try:
-            check_retained(storage, epoch)
-        except BaseException:
-            self.close()
-            raise
+        leases.write(self._name, None)
+        self._written_s = time.monotonic()
         self._thread = threading.Thread(target=self._keep, name="pystate-lease", daemon=True)
         self._thread.start()
 
@@ -101,11 +142,11 @@ class Lease:
 
     def close(self) -> None:
         """Let the job retire the epoch. Does nothing the second time, or in a forked child."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self._ended.is_set():
             return
         self._ended.set()
-        with self._lock, suppress(PystateError, OSError):
-            self._storage.delete(self._name.path)
+        with self._lock:
+            self._leases.end(self._name)
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +155,7 @@ class Lease:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Lease of {self._storage.uri} from epoch {self.epoch} on>"
+        return f"<Lease of {self._leases.where} from epoch {self.epoch} on>"
 
     def _check(self) -> None:
         if self._ended.is_set() or os.getpid() != self._process:
@@ -135,7 +176,5 @@ class Lease:
 
     def _renew(self) -> None:
         before, name = self._name, self._next
-        name.write(self._storage, self._holder)
+        self._leases.write(name, before)
         self._name, self._written_s = name, time.monotonic()
-        if before.path != name.path:
-            self._storage.delete(before.path)

@@ -21,9 +21,9 @@ from pystate.processor.epochs import storage_at
 from pystate.query.connection import Connection, Place
 from pystate.query.follow import EpochChanges, Follower, changes_until, follow
 from pystate.query.lease import DURATION as LEASED
-from pystate.query.lease import Lease
+from pystate.query.lease import Lease, LeaseFiles
 from pystate.query.operator_reader import OperatorReader
-from pystate.query.sql_statement import MEMORY_BYTES, THREADS, TIMEOUT, Limits
+from pystate.query.sql.statement import MEMORY_BYTES, THREADS, TIMEOUT, Limits
 from pystate.query.waiting import parse_position, wait
 from pystate.types.durations import Duration
 
@@ -276,7 +276,7 @@ class StateReader:
             The checkpoint cannot be written.
         """
         self._place.check()
-        return Lease(self._place.connection.storage, self.epoch, duration)
+        return Lease(LeaseFiles(self._place.connection.storage), self.epoch, duration)
 
     def sql(
         self,
@@ -349,7 +349,7 @@ class StateReader:
         ...     reader.sql("select n + 1 as more from embedded where key = ?", ["b"]).to_pylist()
         [{'more': 3}]
         """
-        from pystate.query.sql import read_sql
+        from pystate.query.sql.execution import read_sql
 
         limits = Limits.of(timeout, memory_bytes, threads)
         rows: pa.Table = self._place.read(
@@ -385,7 +385,7 @@ class StateReader:
         QueryError, QueryTimeoutError, MemoryLimitError, MissingPackageError, CheckpointError
             As for `sql`, also while rows are read.
         """
-        from pystate.query.sql import scan_sql
+        from pystate.query.sql.execution import scan_sql
 
         limits, place = Limits.of(timeout, memory_bytes, threads), self._place
         schema, batches = place.read(
@@ -411,7 +411,7 @@ class StateReader:
         CheckpointError
             Files of the epoch are gone.
         """
-        from pystate.query.sql import list_tables
+        from pystate.query.sql.execution import list_tables
 
         tables: pa.Table = self._place.read(lambda view: list_tables(view, self.epochs))
         return tables

@@ -13,6 +13,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import ssl
 import threading
 import time
@@ -25,16 +26,18 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import pyarrow as pa
 
 from pystate import errors
-from pystate.base.arguments import integer, shown, text
+from pystate.base.arguments import integer, nearest, shown, text
+from pystate.checkpoint.leases import LeaseName
 from pystate.errors import ClosedError, InvalidArgumentError, NotReachedError, ServerError
 from pystate.processor.epochs import NotHeldError
-from pystate.query.follow import EpochChanges
+from pystate.query.follow import EpochChanges, checked_uids, lease_of_follower, poll_seconds
 from pystate.query.json_form import values_of
 from pystate.query.lease import DURATION as LEASED
 from pystate.query.lease import Lease
 from pystate.query.operator_reader import OperatorReader
 from pystate.query.reader import StateReader
-from pystate.query.remote_follow import RemoteFollower
+from pystate.query.remote_follow import AskedChanges, RemoteFollower
+from pystate.query.waiting import form_of, not_reached_error, parse_position, pinned_error
 from pystate.redaction import logger
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
@@ -50,6 +53,9 @@ _ARROW, _JSON = "application/vnd.apache.arrow.stream", "application/json"
 _EVENTS = "text/event-stream"
 _TIMEOUT_SECONDS = 60.0
 _IDLE = 8
+_TOKEN = re.compile("[!-~]+")
+#: For so long one request waits for an epoch, after which another one does.
+_WAIT_MS = 1000
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 Result = TypeVar("Result")
 
@@ -58,20 +64,26 @@ class Server:
     """The connections to a server, and what it is asked for."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             host, port = parts.hostname, parts.port
+            is_one = not (parts.query or parts.fragment or parts.username is not None)
         except ValueError:
-            host = port = None
-        if not host or parts.query or parts.fragment or parts.username is not None:
+            host = None
+        if not host or not is_one:
             raise InvalidArgumentError(
-                f"connect: {shown(url)} is not the address of a server: http://HOST:PORT, or "
-                "http://HOST:PORT/JOB, and the token by itself, token=..."
+                f"connect: {shown(url)} is not the address of a server: write "
+                "http://127.0.0.1:8765 or http://127.0.0.1:8765/shop, and give the token by itself"
             )
         self._host, self._port = host, port
         self._is_secure = parts.scheme == "https"
         self.origin = f"{parts.scheme}://{parts.netloc}"
-        self._token = None if token is None else text(token, "connect: token")
+        self._token = None if token is None else text(token, "connect: token").strip()
+        if self._token is not None and not _TOKEN.fullmatch(self._token):
+            raise InvalidArgumentError(
+                "connect: token has characters that none has: it is the text in the file of the "
+                "server's --token-file"
+            )
         self._context: ssl.SSLContext | None = None
         self._begin()
 
@@ -79,6 +91,7 @@ class Server:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
+        self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._closed = False
 
     def ask(
@@ -114,7 +127,7 @@ class Server:
                 connection.close()
                 raise self._unreached(error) from error
             reply = Reply(self, connection, response)
-            if response.status >= 400:
+            if response.status != 200:
                 raise reply.problem()
             return reply
 
@@ -143,7 +156,9 @@ class Server:
         connection.close()
 
     def close(self) -> None:
-        """Close what is not in use; nothing more is asked."""
+        """Close what is not in use, and end leases; nothing more is asked."""
+        for lease in list(self.leases):
+            lease.close()
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -151,9 +166,10 @@ class Server:
             connection.close()
 
     def _unreached(self, error: Exception) -> ServerError:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
         return ServerError(
-            f"the server {self.origin} cannot be reached, or has broken off: "
-            f"{type(error).__name__}: {error}: see whether `pystate serve` runs there"
+            f"the server {self.origin} cannot be reached, or has broken off: {said:.500}: see "
+            "whether `pystate serve` runs there"
         )
 
 
@@ -217,9 +233,14 @@ class Reply:
         self._end()
         return data
 
-    def document(self) -> Any:
-        """A JSON document."""
-        return json.loads(self.data())
+    def document(self, *members: str) -> Any:
+        """A JSON object that has some members."""
+        data = self.data()
+        with suppress(ValueError, RecursionError):
+            found = json.loads(data)
+            if isinstance(found, dict) and found.keys() >= {*members}:
+                return found
+        raise self._unknown()
 
     def rows(self) -> pa.RecordBatchReader:
         """A stream of Arrow, read as it is asked for."""
@@ -228,11 +249,14 @@ class Reply:
         except (pa.ArrowException, OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise self._server._unreached(error) from error
-        return pa.RecordBatchReader.from_batches(stream.schema, self._batches(stream))
+        batches = self._batches(stream)
+        next(batches)  # begun, so that it ends for who reads nothing of it, too
+        return pa.RecordBatchReader.from_batches(stream.schema, batches)
 
-    def _batches(self, stream: Any) -> Iterator[pa.RecordBatch]:
+    def _batches(self, stream: Any) -> Iterator[Any]:
         is_whole = False
         try:
+            yield None
             while True:
                 batch, metadata = stream.read_next_batch_with_custom_metadata()
                 if metadata is not None and b"error" in metadata:
@@ -254,11 +278,20 @@ class Reply:
     def problem(self) -> Exception:
         """The error that it tells."""
         data = self.data()
-        with suppress(ValueError, KeyError, TypeError):
-            return error_of(json.loads(data)["error"])
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            error = error_of(json.loads(data)["error"])
+            if self._response.status != 401:
+                return error
+            return ServerError(
+                f"{self._server.origin}: {error}; give connect the text in the file of the "
+                "server's --token-file, by `token`"
+            )
+        return self._unknown()
+
+    def _unknown(self) -> ServerError:
         return ServerError(
             f"{self._server.origin} answers with status {self._response.status}, and nothing that "
-            "a pystate server says: is it one?"
+            "a pystate server says: see whether the address is that of `pystate serve`"
         )
 
     def _end(self) -> None:
@@ -281,6 +314,24 @@ def error_of(said: Mapping[str, Any]) -> Exception:
         if attribute in said and hasattr(kind, attribute):
             setattr(error, attribute, said[attribute])
     return error
+
+
+class RemoteLeases:
+    """Leases that a server has for its clients."""
+
+    def __init__(self, server: Server, where: str, path: str) -> None:
+        self._server, self.where, self._path = server, where, path
+
+    def write(self, lease: LeaseName, before: LeaseName | None) -> None:
+        """Ask for a lease, or once more; as `Leases.write`."""
+        asked = {"epoch": lease.epoch, "seconds": lease.seconds, "id": lease.id}
+        body = json.dumps(asked).encode()
+        self._server.ask("POST", self._path, body, form=_JSON).document()
+
+    def end(self, lease: LeaseName) -> None:
+        """Ask for it no more; as `Leases.end`."""
+        with suppress(errors.PystateError):
+            self._server.ask("DELETE", f"{self._path}/{lease.id}", form=_JSON).document()
 
 
 class RemoteReader(StateReader):
@@ -329,31 +380,29 @@ class RemoteReader(StateReader):
     def wait_for(
         self, *, epoch: int | None = None, position: Any = None, timeout: Duration = "10 seconds"
     ) -> int:
-        """Move to the newest epoch once it is that one or a later; as `StateReader.wait_for`.
-
-        A server knows epochs, and no positions.
-        """
+        """Move to the newest epoch once it has what somebody wrote; as `StateReader.wait_for`."""
         self._check()
-        if position is not None or epoch is None:
-            raise InvalidArgumentError(
-                "wait_for: a server waits for an epoch, epoch=..., and for no position: ask the "
-                "reader of the checkpoint's folder for one"
-            )
-        number = integer(epoch, "wait_for: epoch", least=1)
-        end = time.monotonic() + milliseconds(timeout, "wait_for: timeout") / 1000
-        while self._epoch < number:
-            if self._pinned:
-                raise InvalidArgumentError(
-                    f"wait_for: the reader is pinned to epoch {self._epoch}, and will not have "
-                    f"epoch {number}"
-                )
-            left = max(0, int((end - time.monotonic()) * 1000))
+        wanted = parse_position(epoch, position)
+        ends = time.monotonic() + milliseconds(timeout, "wait_for: timeout") / 1000
+        asked: dict[str, Any] = {"position": None if position is None else form_of(position)}
+        if self._pinned:
+            if epoch is not None and self._epoch < epoch:
+                raise pinned_error(self._epoch, wanted)
+            asked["epoch"] = self._epoch
+        elif epoch is not None:
+            asked["min_epoch"] = epoch
+        while True:
+            left_ms = max(0, int((ends - time.monotonic()) * 1000))
             try:
-                self._move(self._ask_job({"min_epoch": number, "wait_ms": min(left, 20_000)}))
+                self._move(self._ask_job({**asked, "wait_ms": min(left_ms, _WAIT_MS)}))
+                return self._epoch
             except NotReachedError:
-                if left <= 20_000:
-                    raise
-        return self._epoch
+                self._check()
+                if self._pinned:
+                    raise pinned_error(self._epoch, wanted) from None
+                if time.monotonic() >= ends:
+                    newest = self.refresh()
+                    raise not_reached_error(self.location, wanted, timeout, newest) from None
 
     def at(self, epoch: int) -> RemoteReader:
         """Return a reader that is pinned to an epoch; as `StateReader.at`."""
@@ -371,32 +420,77 @@ class RemoteReader(StateReader):
     ) -> RemoteFollower:
         """Follow the epochs that are published; as `StateReader.follow`.
 
-        A server keeps no epochs for its clients, and looks for the next one by its own time.
+        The server looks for the next one by its own time. An epoch is given when all of its changes
+        have come; what is large of them waits in a temporary file.
         """
         self._check()
-        if lease is not False or poll is not None:
-            raise InvalidArgumentError(
-                "follow: a server keeps no epochs for a client, and looks for the next one by "
-                "itself: leave lease and poll out"
-            )
+        if poll is not None:
+            poll_seconds(poll)
         begin = self._epoch if since is None else integer(since, "follow: since", least=0)
-        query = {"since": begin, "operator": _names(uids, "follow: uids"), "arrow": "true"}
-        reply = self._server.ask("GET", self._path("changes", query), form=_EVENTS)
-        follower = RemoteFollower(reply, begin)
+        query = {"since": begin, "operator": checked_uids(uids), "arrow": "true"}
+        held = lease_of_follower(self._leases(), begin, lease)
+        try:
+            reply = self._server.ask("GET", self._path("changes", query), form=_EVENTS)
+        except BaseException:
+            if held is not None:
+                held.close()
+            raise
+        if held is not None:
+            self._server.leases.add(held)
+        follower = RemoteFollower(reply, begin, held, self.schema_of_changes)
         self._followers.add(follower)
         return follower
 
     def changes(self, since: int, *, uids: list[str] | None = None) -> EpochChanges:
-        """Refused: a server has changes of one epoch after the other, which `follow` gives."""
-        raise InvalidArgumentError(
-            "changes: a server has the changes of one epoch after the other: follow(since=...)"
-        )
+        """Find what has changed since an epoch; as `StateReader.changes`."""
+        self._check()
+        number = integer(since, "changes: since", least=0)
+        query = {"since": number, "operator": checked_uids(uids)}
+
+        def ask(epoch: int) -> Any:
+            path = self._path("changed", {"epoch": epoch, **query})
+            return self._server.ask("GET", path, form=_JSON).document("operators", "dropped")
+
+        return AskedChanges(self.read(ask), self.changed_rows)
+
+    def changed_rows(
+        self, uid: str, since: int, epoch: int, limit: int | None = None
+    ) -> pa.RecordBatchReader:
+        """What has changed in an operator since an epoch, up to another one."""
+        self._check()
+        query = {"since": since, "epoch": epoch, "limit": limit}
+        path = self._path(f"operators/{quote(uid, safe='')}/changes", query)
+        try:
+            return self._server.ask("GET", path).rows()
+        except NotHeldError as error:
+            if self._holds(epoch):
+                raise
+            newest = int(self._ask_job({})["epoch"])
+            retired = errors.RetiredEpochError(
+                f"{error}: read the state of epoch {newest}, and go on with follow(since={newest})"
+            )
+            retired.epoch, retired.start_at = since, newest
+            raise retired from None
+
+    def schema_of_changes(self, uid: str, epoch: int) -> pa.Schema:
+        """The columns of an operator's changes."""
+        return self.changed_rows(uid, epoch, epoch, 0).schema
+
+    def _holds(self, epoch: int) -> bool:
+        with suppress(NotHeldError):
+            self._ask_job({"epoch": epoch})
+            return True
+        return False
 
     def lease(self, duration: Duration = LEASED) -> Lease:
-        """Refused: a server keeps no epochs for its clients."""
-        raise InvalidArgumentError(
-            "lease: a server keeps no epochs for a client: connect to the checkpoint's folder"
-        )
+        """Ask the job to keep the epoch, by the server; as `StateReader.lease`."""
+        self._check()
+        lease = Lease(self._leases(), self._epoch, duration)
+        self._server.leases.add(lease)
+        return lease
+
+    def _leases(self) -> RemoteLeases:
+        return RemoteLeases(self._server, self.location, self._path("leases", {}))
 
     def sql(
         self,
@@ -464,11 +558,15 @@ class RemoteReader(StateReader):
         epoch = self._epoch
         try:
             return read(epoch)
-        except errors.CheckpointError:
+        except errors.CheckpointError as error:
+            if self._pinned and isinstance(error, NotHeldError) and not self._holds(epoch):
+                raise NotHeldError(
+                    f"{error}; the reader was pinned to epoch {epoch}, which is retired"
+                ) from None
             if self._pinned or self.refresh() == epoch:
                 raise
             _LOG.warning(
-                "%s: epoch %d is retired: epoch %d is read from now on",
+                "%s: epoch %d was retired while it was read: epoch %d is read from now on",
                 self.location,
                 epoch,
                 self._epoch,
@@ -480,7 +578,7 @@ class RemoteReader(StateReader):
         known, found = self._known
         if known != epoch:
             path = self._path("operators", {"epoch": epoch})
-            said = self._server.ask("GET", path, form=_JSON).document()
+            said = self._server.ask("GET", path, form=_JSON).document("operators")
             found = {each["uid"]: each for each in said["operators"]}
             self._known = (epoch, found)
         return found
@@ -489,7 +587,8 @@ class RemoteReader(StateReader):
         self._epoch, self._uids = int(said["epoch"]), tuple(said["operators"])
 
     def _ask_job(self, query: Mapping[str, Any]) -> Any:
-        return self._server.ask("GET", self._path("", query), form=_JSON).document()
+        reply = self._server.ask("GET", self._path("", query), form=_JSON)
+        return reply.document("epoch", "operators")
 
     def _post(self, part: str, epoch: int, body: bytes, media: str = _JSON) -> Reply:
         return self._server.ask("POST", self._path(part, {"epoch": epoch}), body, media=media)
@@ -573,11 +672,10 @@ class RemoteOperator(OperatorReader):
         declared = self.states.get(state)
         element = getattr(declared, "key_type", None)
         bound_type = pa.int64() if element is None else element.arrow
-        for name, bound in (("from", from_), ("to", to)):
+        for name, bound in (("from_", from_), ("to", to)):
             if bound is not None:
-                query[name] = _text(
-                    _form_of([bound], bound_type, f"entries: {name}")[0], bound_type
-                )
+                value = _form_of([bound], bound_type, f"entries: {name}")[0]
+                query[name.rstrip("_")] = _text(value, bound_type)
         if namespace is not None:
             if self._described()["namespace"] is None:
                 raise InvalidArgumentError(f"operator {self.uid!r} has no namespaces")
@@ -621,9 +719,9 @@ class RemoteOperator(OperatorReader):
         return self._reader.read(read)
 
     def changes(self, since: int) -> pa.RecordBatchReader:
-        """Refused, as `RemoteReader.changes`."""
-        self._reader.changes(since)
-        raise AssertionError
+        """Find what has changed since an epoch; as `OperatorReader.changes`."""
+        number, reader = integer(since, "changes: since", least=0), self._reader
+        return reader.read(lambda epoch: reader.changed_rows(self.uid, number, epoch))
 
     def __repr__(self) -> str:
         return f"<OperatorReader of {self.uid!r} at epoch {self._reader.epoch}>"
@@ -637,7 +735,7 @@ class RemoteOperator(OperatorReader):
                 known = ", ".join(map(repr, found)) or "none"
                 raise NotHeldError(
                     f"{self._reader.location} has no operator {self.uid!r:.80} in epoch {epoch}; "
-                    f"it has {known}"
+                    f"it has {known}{nearest(self.uid, found)}"
                 )
             return found[self.uid]
 
@@ -653,9 +751,14 @@ class RemoteOperator(OperatorReader):
             return [self._where(each) for each in where]
         column, op, value = where
         schema = self.schema
-        if schema.get_field_index(column) < 0 or not isinstance(op, str) or value is None:
-            return [column, op, value]
-        type_, what = schema.field(column).type, f"where: column {column!r}"
+        if schema.get_field_index(column) < 0 or not isinstance(op, str):
+            return [column, op if isinstance(op, str) else shown(op), 0]  # what is wrong, it says
+        type_, what = (
+            schema.field(column).type,
+            f"where: column {column!r} of operator {self.uid!r}",
+        )
+        if value is None or pa.types.is_nested(type_):
+            return [column, op, None if value is None else 0]
         if op not in ("in", "not in"):
             return [column, op, _form_of([value], type_, what)[0]]
         if isinstance(value, (set, frozenset, range)):
@@ -704,7 +807,7 @@ def connect_remote(url: str, epoch: int | None, token: str | None) -> RemoteRead
     path = urlsplit(url).path.strip("/").removeprefix("v1/jobs").strip("/")
     try:
         if not path:
-            found = server.ask("GET", "/v1/jobs", form=_JSON).document()["jobs"]
+            found = server.ask("GET", "/v1/jobs", form=_JSON).document("jobs")["jobs"]
             names = [each["name"] for each in found]
             if len(names) != 1:
                 raise InvalidArgumentError(

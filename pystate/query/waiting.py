@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from pystate.base.arguments import integer, shown, text
@@ -22,7 +23,7 @@ from pystate.checkpoint.object_storage import ObjectStorage
 from pystate.checkpoint.source_position import SPARK_FOLDER, query_of
 from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, NotReachedError
-from pystate.query.connection import Place
+from pystate.query.connection import Connection, Place
 from pystate.types.durations import Duration, milliseconds
 
 #: How long to wait from one look at a checkpoint to the next, at first and at most.
@@ -39,17 +40,18 @@ class Position(ABC):
     """What an epoch has to contain."""
 
     @abstractmethod
-    def is_in(self, place: Place, manifest: Manifest, after: int) -> bool:
+    def is_in(self, connection: Connection, manifest: Manifest, after: int) -> bool:
         """Whether an epoch contains it, of which that is known up to the epoch `after`."""
 
 
 @dataclass(frozen=True)
-class _Epoch(Position):
+class EpochPosition(Position):
     """An epoch, or a later one."""
 
     epoch: int
 
-    def is_in(self, place: Place, manifest: Manifest, after: int) -> bool:
+    def is_in(self, connection: Connection, manifest: Manifest, after: int) -> bool:
+        """Whether an epoch is that one, or a later one."""
         return manifest.epoch >= self.epoch
 
     def __str__(self) -> str:
@@ -62,8 +64,8 @@ class _Run(Position):
 
     run_key: str
 
-    def is_in(self, place: Place, manifest: Manifest, after: int) -> bool:
-        return place.connection.has_run(self.run_key, manifest, after)
+    def is_in(self, connection: Connection, manifest: Manifest, after: int) -> bool:
+        return connection.has_run(self.run_key, manifest, after)
 
     def __str__(self) -> str:
         return f"run {self.run_key!r}"
@@ -76,7 +78,7 @@ class _Batch(Position):
     query_id: str
     batch_id: int
 
-    def is_in(self, place: Place, manifest: Manifest, after: int) -> bool:
+    def is_in(self, connection: Connection, manifest: Manifest, after: int) -> bool:
         progress = manifest.progress(self.query_id)
         return progress is not None and progress.batch_id >= self.batch_id
 
@@ -90,8 +92,8 @@ class _Offsets(Position):
 
     sources: tuple[Any, ...]
 
-    def is_in(self, place: Place, manifest: Manifest, after: int) -> bool:
-        reached = offsets_of(place.connection.storage, manifest)
+    def is_in(self, connection: Connection, manifest: Manifest, after: int) -> bool:
+        reached = offsets_of(connection.storage, manifest)
         if reached is None:
             return False
         if len(reached) != len(self.sources):
@@ -159,7 +161,7 @@ def parse_position(epoch: Any, position: Any) -> Position:
     if (epoch is None) == (position is None):
         raise InvalidArgumentError("wait_for takes an epoch, or a position, and only one of them")
     if epoch is not None:
-        return _Epoch(integer(epoch, "wait_for: epoch", least=1))
+        return EpochPosition(integer(epoch, "wait_for: epoch", least=1))
     if isinstance(position, str) and position:
         return _Run(text(position, "wait_for: position"))
     if isinstance(position, tuple) and len(position) == 2 and isinstance(position[0], str):
@@ -171,6 +173,39 @@ def parse_position(epoch: Any, position: Any) -> Position:
     if sources and all(isinstance(s, Mapping) or s is None or _is_number(s) for s in sources):
         return _Offsets(tuple(sources))
     raise InvalidArgumentError(f"wait_for: position is {_FORMS}; not {shown(position)}")
+
+
+def form_of(position: Any) -> str:
+    """A position that `parse_position` takes, in JSON, of which it makes the same."""
+    if isinstance(position, tuple):
+        position = {"id": position[0], "batchId": position[1]}
+    elif isinstance(position, Mapping) and {"id", "batchId"} <= set(position):
+        position = {"id": str(position["id"]), "batchId": position["batchId"]}
+    try:
+        return json.dumps(position)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"wait_for: position is {_FORMS}; a server takes what JSON has: {error}"
+        ) from None
+
+
+def pinned_error(epoch: int, wanted: Position) -> InvalidArgumentError:
+    """The error where a reader stays at an epoch that does not have a position."""
+    return InvalidArgumentError(
+        f"wait_for: the reader is pinned to epoch {epoch}, which does not have {wanted}: wait "
+        "with the one that at(...) was called on"
+    )
+
+
+def not_reached_error(
+    where: str, wanted: Position, timeout: Duration, newest: int
+) -> NotReachedError:
+    """The error where no epoch had a position in time."""
+    so_long = timeout if isinstance(timeout, (str, timedelta)) else f"{timeout} ms"
+    return NotReachedError(
+        f"{where}: {wanted} was not published within {so_long}; the newest epoch is {newest}: wait "
+        "longer, or see whether the job runs"
+    )
 
 
 def wait(place: Place, wanted: Position, timeout: Duration) -> int:
@@ -187,21 +222,15 @@ def wait(place: Place, wanted: Position, timeout: Duration) -> int:
         if looks % _LISTED == 0 or connection.storage.exists(manifest_path(view.epoch + 1)):
             view = place.refresh()
         if view.epoch > after or looks == 0:
-            if wanted.is_in(place, view.manifest, after):
+            if wanted.is_in(connection, view.manifest, after):
                 return view.epoch
             after = view.epoch
         if place.pinned:
-            raise InvalidArgumentError(
-                f"wait_for: the reader is pinned to epoch {view.epoch}, which does not have "
-                f"{wanted}: wait with the one that at(...) was called on"
-            )
+            raise pinned_error(view.epoch, wanted)
         left = ends - time.monotonic()
         if left <= 0:
-            raise NotReachedError(
-                f"checkpoint {connection.storage.uri}: {wanted} was not published within "
-                f"{timeout if isinstance(timeout, str) else f'{timeout} ms'}; the newest epoch is "
-                f"{view.epoch}: wait longer, or see whether the job runs"
-            )
+            where = f"checkpoint {connection.storage.uri}"
+            raise not_reached_error(where, wanted, timeout, view.epoch)
         connection.closed.wait(min(pause, left))
         place.check()
         pause, looks = min(pause * 1.5, longest), looks + 1

@@ -162,7 +162,7 @@ class _Endpoint:
                     "ask again later"
                 )
             call = Call(self._operation, service, scope, receive, send)
-            if self._operation.is_watched or "min_epoch" in call.query:
+            if self._operation.is_watched or call.is_waiting:
                 await _watched(call, self._operation)
             else:
                 await self._operation.carry_out(call)

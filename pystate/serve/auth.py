@@ -57,8 +57,12 @@ class Guard:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token):
             raise RequestError(
                 401,
-                "this server asks for a token, which is "
-                + ("another one" if given else "missing: Authorization: Bearer TOKEN"),
+                "this server asks for a token, "
+                + (
+                    "and the one that was sent is another one"
+                    if given
+                    else "which is missing: Authorization: Bearer TOKEN"
+                ),
                 {"WWW-Authenticate": 'Bearer realm="pystate"'},
             )
 

@@ -17,17 +17,19 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from pystate.errors import CheckpointError, InvalidArgumentError, NotReachedError
+from pystate.errors import CheckpointError, InUseError, InvalidArgumentError, PystateError
 from pystate.query.reader import StateReader, connect_files
+from pystate.query.waiting import EpochPosition, Position, not_reached_error
 from pystate.redaction import logger
 from pystate.serve.limits import Workers
-from pystate.serve.problems import RequestError, Veil
+from pystate.serve.problems import BusyError, RequestError, Veil
 
 if TYPE_CHECKING:
     from pystate.query.operator_reader import OperatorReader
@@ -73,6 +75,7 @@ class Job:
         self._looked_at = float("-inf")
         self._refreshing: asyncio.Future[View] | None = None
         self._pinned: OrderedDict[int, View] = OrderedDict()
+        self._told = ""
         self.closed = False
 
     @asynccontextmanager
@@ -125,18 +128,24 @@ class Job:
             self._begin_refresh()
         return view
 
-    async def after(self, epoch: int, seconds: float) -> View:
-        """The newest epoch once there is one after that; `NotReachedError` if not in time."""
-        end = time.monotonic() + seconds
-        while (view := await self.refreshed()).epoch <= epoch:
+    async def reached(self, wanted: Position, seconds: float) -> View:
+        """The newest epoch once it has what is wanted; `NotReachedError` if not in time."""
+        end, known = time.monotonic() + seconds, 0
+        while True:
+            view = await self.refreshed()
+            if view.epoch > known:
+                place = view.reader._place
+                manifest = place.view.manifest
+                if await self._workers.run(wanted.is_in, place.connection, manifest, known):
+                    return view
+                known = view.epoch
             left = end - time.monotonic()
-            if left <= 0 or self.closed:
-                raise NotReachedError(
-                    f"job {self.name!r}: epoch {epoch + 1} was not published within {seconds:g} "
-                    f"seconds: the newest is {view.epoch}; ask again"
-                )
+            if self.closed:
+                raise BusyError("the server is stopping: ask again")
+            if left <= 0:
+                what = f"job {self.name!r}"
+                raise not_reached_error(what, wanted, f"{seconds:g} seconds", view.epoch)
             await asyncio.sleep(min(self._refresh_seconds, left))
-        return view
 
     async def refreshed(self) -> View:
         """Look for the newest epoch."""
@@ -151,8 +160,14 @@ class Job:
     def _end_refresh(self, done: asyncio.Future[View]) -> None:
         self._refreshing = None
         if not done.cancelled() and (error := done.exception()) is not None:
-            # Whoever waits gets it, too.
-            _LOG.warning("job %s: no newer epoch is found: %s", self.name, error)
+            # Whoever waits gets it, too; here it is said once.
+            if str(error) != self._told:
+                _LOG.warning("job %s: no newer epoch is found: %s", self.name, error)
+            self._told = str(error)
+            if isinstance(error, InUseError):
+                self._forget_pinned()
+        else:
+            self._told = ""
 
     async def _refresh(self) -> View:
         before = self._newest
@@ -173,17 +188,32 @@ class Job:
         self._newest = found
         if before is not None and not before.users:
             before.reader.close()
+        if before is not None and found.epoch <= before.epoch:
+            self._forget_pinned()
         return found
+
+    def _forget_pinned(self) -> None:
+        """Keep no epoch open: after a repair there may be others of the same numbers."""
+        pinned, self._pinned = self._pinned, OrderedDict()
+        for view in pinned.values():
+            if not view.users:
+                view.reader.close()
 
     async def _entered(self, epoch: int | None, least: int | None, seconds: float) -> View:
         if epoch is not None and least is not None:
             raise InvalidArgumentError("give epoch= or min_epoch=, not both")
-        view = await self.newest()
+        try:
+            view = await self.newest()
+        except PystateError:
+            # An epoch that is known is read also while the newest cannot be.
+            if epoch is None or self._newest is None:
+                raise
+            view = self._newest
         if epoch is not None and epoch != view.epoch:
             view = await self._pinned_at(epoch)
         else:
             if least is not None and least > view.epoch:
-                await self.after(least - 1, seconds)
+                await self.reached(EpochPosition(least), seconds)
             # Since what was waited for came there may be a newer one, and that one be closed.
             assert self._newest is not None
             view = self._newest
@@ -252,7 +282,8 @@ def named_locations(locations: list[str]) -> dict[str, str]:
         name, sign, location = given.partition("=")
         if not sign or "/" in name:
             location = given
-            name = location.rstrip("/").rpartition("/")[2]
+            whole = location if "://" in location else os.path.abspath(location)
+            name = whole.rstrip("/").rpartition("/")[2] if location else ""
         if not name or not location or "/" in name or name in (".", ".."):
             raise InvalidArgumentError(
                 f"serve: {given!r} does not say what the job is called: write NAME=LOCATION"

@@ -49,6 +49,8 @@ class Limits:
         Statements of SQL that run at a time, each in a process of its own.
     followers : int
         Clients that follow changes at a time.
+    leases : int
+        Leases of a job at a time, beyond which clients get no more.
     connections : int
         Open connections.
     statement_bytes : int
@@ -77,6 +79,7 @@ class Limits:
     streams: int = 8
     statements: int = 2
     followers: int = 64
+    leases: int = 64
     connections: int = 1024
     statement_bytes: int = 512 << 20
     keys: int = 100_000

@@ -53,14 +53,13 @@ class Parameter:
         what = f"parameter {self.name}"
         if self.kind is int:
             digits = text[1:] if text[:1] == "-" else text
-            if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            if not (digits.isascii() and digits.isdigit()):
                 raise InvalidArgumentError(f"{what} is a whole number, not {shown(text)}")
-            number = int(text)
-            if not self.least <= number <= _MOST:
+            if len(digits) >= 20 or not self.least <= int(text) <= _MOST:
                 raise InvalidArgumentError(
-                    f"{what} is {number}, and must be {self.least} to {_MOST}"
+                    f"{what} is {text:.80}, and must be {self.least} to {_MOST}"
                 )
-            return number
+            return int(text)
         if self.kind is bool:
             if text not in _TRUTHS:
                 raise InvalidArgumentError(f"{what} is true or false, not {shown(text)}")
@@ -176,6 +175,11 @@ class Call:
         if wait is not None:
             seconds = min(seconds, wait / 1000)
         return query.get("epoch"), query.get("min_epoch"), seconds
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the answer may have to wait for an epoch."""
+        return "min_epoch" in self.query or "position" in self.query
 
     def form(self) -> str:
         """The media type that the client wants of those that there are."""

@@ -14,9 +14,11 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
 
+from pystate.base.arguments import integer, shown, text
 from pystate.errors import InUseError, InvalidArgumentError
 from pystate.serve.answers import StreamBrokenError
 from pystate.serve.app import Application, create_app
@@ -59,6 +61,30 @@ class ServeOptions:
     cache_bytes: int = 64 << 20
     refresh_seconds: float = REFRESH_SECONDS
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        text(self.host, "ServeOptions: host")
+        integer(self.port, "ServeOptions: port", least=0, most=65535)
+        for name in ("token_file", "cert", "key"):
+            path = getattr(self, name)
+            if path is not None:
+                text(path, f"ServeOptions: {name}")
+        if not isinstance(self.allow_hosts, tuple):
+            raise InvalidArgumentError(
+                f"ServeOptions: allow_hosts is a tuple of names, not {shown(self.allow_hosts)}"
+            )
+        for host in self.allow_hosts:
+            text(host, "ServeOptions: allow_hosts")
+        integer(self.cache_bytes, "ServeOptions: cache_bytes", least=0)
+        seconds: Any = self.refresh_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise InvalidArgumentError(
+                f"ServeOptions: refresh_seconds is a number from 0 on, not {shown(seconds)}"
+            )
+        if not isinstance(self.limits, Limits):
+            raise InvalidArgumentError(
+                f"ServeOptions: limits is of the class Limits, not {shown(self.limits)}"
+            )
 
 
 class Server:

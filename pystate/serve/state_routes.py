@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pystate.base.arguments import shown
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import InvalidArgumentError, NotReachedError, WrongTypeError
 from pystate.query.json_form import (
     column_of,
     document,
@@ -23,6 +23,7 @@ from pystate.query.json_form import (
     value_of_text,
 )
 from pystate.query.operator_reader import OperatorReader
+from pystate.query.waiting import parse_position
 from pystate.serve.answers import FEW_ROWS, Rows, answer_rows
 from pystate.serve.jobs import View
 from pystate.serve.operations import ARROW, JSON, LINES, Body, Call, Operation, Parameter, Success
@@ -52,7 +53,8 @@ MIN_EPOCH = Parameter(
 )
 WAIT = Parameter(
     "wait_ms",
-    "With `min_epoch`: for how many milliseconds at most. The server has a bound of its own.",
+    "With `min_epoch`, or a position: for how many milliseconds at most. The server has a bound of "
+    "its own.",
     int,
     example=5000,
 )
@@ -86,7 +88,7 @@ def _object(required: Mapping[str, Any], optional: Mapping[str, Any] | None = No
 
 _INTEGER, _TEXT = {"type": "integer"}, {"type": "string"}
 _ALL_ROWS = _object({"epoch": _INTEGER, "rows": _ROWS})
-_SOME_ROWS = _object(
+SOME_ROWS = _object(
     {
         "epoch": _INTEGER,
         "rows": _ROWS,
@@ -119,7 +121,7 @@ _OPERATOR = _object(
 )
 _JOB = _object({"name": _TEXT, "epoch": _INTEGER, "operators": {"type": "array", "items": _TEXT}})
 FORMS = (JSON, LINES, ARROW)
-_FORMS_SAID = (
+FORMS_SAID = (
     f"As a JSON document, as lines of JSON (`Accept: {LINES}`), or as a stream of Arrow "
     f"(`Accept: {ARROW}`)."
 )
@@ -141,16 +143,28 @@ async def _jobs(call: Call) -> None:
 
 
 async def _job(call: Call) -> None:
-    epoch, least, _ = call.epochs
-    if epoch is None and least is None:
+    epoch, least, seconds = call.epochs
+    wanted = None
+    if "position" in call.query:
+        wanted = parse_position(None, parsed(call.query["position"], "parameter position"))
+        if least is not None:
+            raise InvalidArgumentError("give min_epoch= or position=, not both")
+    if epoch is None and wanted is not None:
+        least = (await call.job.reached(wanted, seconds)).epoch
+    elif epoch is None and least is None:
         await call.job.refreshed()  # what is asked for is which epoch is the newest
 
     def read(view: View) -> bytes:
+        place = view.reader._place
+        where = place.connection, place.view.manifest
+        if epoch is not None and wanted is not None and not wanted.is_in(*where, 0):
+            raise NotReachedError(f"job {view.job.name!r}: epoch {epoch} does not have {wanted}")
         return document(
             {"name": view.job.name, "epoch": view.epoch, "operators": list(view.reader.uids)}
         )
 
-    await _answer(call, read)
+    async with call.job.reading(epoch, least, seconds, read) as (view, body):
+        await call.answer(body, epoch=view.epoch)
 
 
 async def _operators(call: Call) -> None:
@@ -158,7 +172,7 @@ async def _operators(call: Call) -> None:
         said = [_described(view.operator(uid)) for uid in view.reader.uids]
         return document({"epoch": view.epoch, "operators": said})
 
-    await _answer(call, read)
+    await answer_document(call, read)
 
 
 def _described(operator: OperatorReader) -> dict[str, Any]:
@@ -218,7 +232,7 @@ async def _keys(call: Call) -> None:
     def at_hand(view: View) -> bytes | None:
         return found(view, view.operator(uid)._get_at_hand)
 
-    await _answer(call, read, at_hand if len(texts) <= _FEW_KEYS else None)
+    await answer_document(call, read, at_hand if len(texts) <= _FEW_KEYS else None)
 
 
 def _check_keys(call: Call, count: int) -> None:
@@ -240,7 +254,7 @@ async def _get(call: Call) -> None:
         if media == ARROW:
             keys, namespaces = _arrow_keys(body, schema)
         else:
-            asked = _asked(body, ("keys",), ("states", "namespaces"))
+            asked = members(body, ("keys",), ("states", "namespaces"))
             given = _list_of(asked["keys"], "keys")
             _check_keys(call, len(given))
             keys = keys_of(given, schema)
@@ -310,7 +324,7 @@ async def _scan(call: Call) -> None:
         call.content()
     body = await call.body()
     if body:
-        asked = _asked(body, (), ("columns", "where", "key_groups", "limit"))
+        asked = members(body, (), ("columns", "where", "key_groups", "limit"))
     _take_limit(call, asked)
 
     def read(view: View) -> Rows:
@@ -406,7 +420,7 @@ async def _sql(call: Call) -> None:
         except UnicodeDecodeError as error:
             raise InvalidArgumentError(f"the body is no text: {error}") from None
     else:
-        asked = _asked(body, ("query",), ("parameters", "limit"))
+        asked = members(body, ("query",), ("parameters", "limit"))
         _take_limit(call, asked)
 
     def read(view: View) -> Rows:
@@ -437,7 +451,7 @@ def _take_limit(call: Call, asked: Mapping[str, Any]) -> None:
         call.query["limit"] = limit
 
 
-async def _answer(
+async def answer_document(
     call: Call,
     read: Callable[[View], bytes],
     at_hand: Callable[[View], bytes | None] | None = None,
@@ -447,7 +461,7 @@ async def _answer(
         await call.answer(body, epoch=view.epoch)
 
 
-def _asked(body: bytes, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:
+def members(body: bytes, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:
     """The members of a JSON object; an error if one is missing, or not known."""
     asked = parsed(body, "the body")
     if not isinstance(asked, dict):
@@ -485,7 +499,7 @@ def _namespace_type(operator: OperatorReader) -> pa.DataType:
 
 
 _PREFIX = "/v1/jobs/{job}"
-_OPERATOR_PATH = f"{_PREFIX}/operators/{{uid}}"
+OPERATOR_PATH = f"{_PREFIX}/operators/{{uid}}"
 
 ROUTES: tuple[Operation, ...] = (
     Operation(
@@ -512,7 +526,18 @@ ROUTES: tuple[Operation, ...] = (
         "job",
         "A job, and its newest epoch, which is looked for now.",
         Success("The job.", _JOB),
-        (JOB, *EPOCHS),
+        (
+            JOB,
+            *EPOCHS,
+            Parameter(
+                "position",
+                "Wait for the first newest epoch that has what somebody wrote, in JSON: the key of "
+                "a run, a string; a batch of a stream, an object with `id` and `batchId`; or how "
+                "far its sources have been read at least, as their `endOffset` says, a list of "
+                "several. With `epoch` whether that one has it.",
+                example='"load-7"',
+            ),
+        ),
     ),
     Operation(
         "GET",
@@ -532,12 +557,12 @@ ROUTES: tuple[Operation, ...] = (
         _epochs,
         "epochs",
         "The epochs that are retained, and so can be asked for, the oldest first.",
-        Success(_FORMS_SAID, _SOME_ROWS, FORMS),
+        Success(FORMS_SAID, SOME_ROWS, FORMS),
         (JOB, *EPOCHS, LIMIT),
     ),
     Operation(
         "GET",
-        f"{_OPERATOR_PATH}/keys",
+        f"{OPERATOR_PATH}/keys",
         _keys,
         "keys",
         "The state of a key, or of some.",
@@ -557,11 +582,11 @@ ROUTES: tuple[Operation, ...] = (
     ),
     Operation(
         "POST",
-        f"{_OPERATOR_PATH}/get",
+        f"{OPERATOR_PATH}/get",
         _get,
         "get",
         "The state of many keys.",
-        Success(f"A row per key, as for `keys`. {_FORMS_SAID}", _ALL_ROWS, FORMS),
+        Success(f"A row per key, as for `keys`. {FORMS_SAID}", _ALL_ROWS, FORMS),
         (JOB, UID, STATES, *EPOCHS),
         Body(
             "The keys: JSON, or a stream of Arrow with their columns, and `namespace` if "
@@ -576,11 +601,11 @@ ROUTES: tuple[Operation, ...] = (
     ),
     Operation(
         "POST",
-        f"{_OPERATOR_PATH}/scan",
+        f"{OPERATOR_PATH}/scan",
         _scan,
         "scan",
         "The state of all keys, or of those for which conditions hold.",
-        Success(f"Rows, in no particular order. {_FORMS_SAID}", _SOME_ROWS, FORMS),
+        Success(f"Rows, in no particular order. {FORMS_SAID}", SOME_ROWS, FORMS),
         (JOB, UID, *EPOCHS),
         Body(
             "Which columns, and which rows: conditions `[column, op, value]`, all of which hold, "
@@ -601,13 +626,13 @@ ROUTES: tuple[Operation, ...] = (
     ),
     Operation(
         "GET",
-        f"{_OPERATOR_PATH}/entries",
+        f"{OPERATOR_PATH}/entries",
         _entries,
         "entries",
         "The elements of one list or map, or a piece of it.",
         Success(
-            f"A row per element: its position or key, and its value. {_FORMS_SAID}",
-            _SOME_ROWS,
+            f"A row per element: its position or key, and its value. {FORMS_SAID}",
+            SOME_ROWS,
             FORMS,
         ),
         (
@@ -625,11 +650,11 @@ ROUTES: tuple[Operation, ...] = (
     ),
     Operation(
         "GET",
-        f"{_OPERATOR_PATH}/timers",
+        f"{OPERATOR_PATH}/timers",
         _timers,
         "timers",
         "The timers of an operator.",
-        Success(f"A row per timer, in no particular order. {_FORMS_SAID}", _SOME_ROWS, FORMS),
+        Success(f"A row per timer, in no particular order. {FORMS_SAID}", SOME_ROWS, FORMS),
         (
             JOB,
             UID,
@@ -648,7 +673,7 @@ ROUTES: tuple[Operation, ...] = (
         _sql,
         "sql",
         "A SELECT statement over the state of one epoch.",
-        Success(f"The rows. {_FORMS_SAID}", _SOME_ROWS, FORMS),
+        Success(f"The rows. {FORMS_SAID}", SOME_ROWS, FORMS),
         (JOB, *EPOCHS),
         Body(
             "The statement, in JSON or as it is. Each operator is a table that has the name of its "
@@ -675,7 +700,7 @@ ROUTES: tuple[Operation, ...] = (
         _sql_tables,
         "sql_tables",
         "The tables that SQL may name, with their columns.",
-        Success(f"A row per column. {_FORMS_SAID}", _SOME_ROWS, FORMS),
+        Success(f"A row per column. {FORMS_SAID}", SOME_ROWS, FORMS),
         (JOB, *EPOCHS, LIMIT),
         errors=(501,),
     ),

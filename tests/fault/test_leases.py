@@ -18,10 +18,11 @@ from pystate.errors import CheckpointError, ClosedError, InvalidArgumentError, R
 from pystate.maintenance.collection import collect
 from pystate.maintenance.verification import verify
 from pystate.query.follow import follow
-from pystate.query.lease import Lease
+from pystate.query.lease import Lease, LeaseFiles
 from tests.model.test_follow import replay, wanted
 from tests.model.test_merges import ALL, Operator, run
 from tests.model.test_merges import follow as apply
+from tests.readers import Connect
 
 ROWS = [(key, "put", 3) for key in range(24)]
 
@@ -170,7 +171,7 @@ def test_what_was_kept_is_retired_a_few_epochs_at_a_time(
     operator = Operator(LocalStorage(tmp_path))
     with operator.coordinator(1, retained=1) as coordinator:
         run(coordinator, operator, ROWS)
-        lease = Lease(LocalStorage(tmp_path), 1)
+        lease = Lease(LeaseFiles(LocalStorage(tmp_path)), 1)
         for number in range(9):
             run(coordinator, operator, [(1, "put", number)])
         lease.close()
@@ -186,7 +187,7 @@ def retained_above(path: Path) -> list[int]:
     return [epoch for epoch in retained(path) if epoch > max(marks, default=0)]
 
 
-def test_a_store_keeps_what_is_leased(tmp_path: Path) -> None:
+def test_a_store_keeps_what_is_leased(tmp_path: Path, connect: Connect) -> None:
     with ps.open(tmp_path, key="long", states={"n": ps.ValueState("long")}, retained=1) as store:
 
         def step(n: int) -> None:
@@ -194,7 +195,7 @@ def test_a_store_keeps_what_is_leased(tmp_path: Path) -> None:
             store.checkpoint()
 
         step(0)
-        with ps.connect(tmp_path) as reader, reader.lease():
+        with connect(tmp_path) as reader, reader.lease():
             for number in range(5):
                 step(number)
             assert reader["embedded"].scan().read_all().num_rows == 1
@@ -210,18 +211,18 @@ def test_a_lease_that_comes_too_late(tmp_path: Path) -> None:
         for number in range(4):
             run(coordinator, operator, [(1, "put", number)])
         with pytest.raises(RetiredEpochError, match="read the state of epoch 4"):
-            Lease(LocalStorage(tmp_path), 1)
+            Lease(LeaseFiles(LocalStorage(tmp_path)), 1)
         with pytest.raises(InvalidArgumentError, match="no epoch 9 yet"):
-            Lease(LocalStorage(tmp_path), 9)
+            Lease(LeaseFiles(LocalStorage(tmp_path)), 9)
         assert leases(tmp_path) == []
         with (
             pytest.raises(InvalidArgumentError, match="cannot go back"),
-            Lease(LocalStorage(tmp_path), 4) as lease,
+            Lease(LeaseFiles(LocalStorage(tmp_path)), 4) as lease,
         ):
             lease.move(3)
         for wrong in ("1 ms", "2 days", None):
             with pytest.raises(ps.errors.PystateError, match="lease: duration"):
-                Lease(LocalStorage(tmp_path), 4, wrong)  # type: ignore[arg-type]
+                Lease(LeaseFiles(LocalStorage(tmp_path)), 4, wrong)  # type: ignore[arg-type]
 
 
 def test_a_job_without_readers_asks_for_nothing_more(

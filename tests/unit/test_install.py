@@ -23,7 +23,7 @@ EXTRAS = {
              "from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
-    "sql": ["-c", "import duckdb, pystate.query.sql"],
+    "sql": ["-c", "import duckdb, pystate.query.sql.execution"],
     "metrics": ["-c", "import pystate; pystate.CheckpointMetrics({}).close()"],
     "serve": ["-c", "import pystate.serve.server, uvloop, rich"],
     **{extra: ["-c", "import obstore, pystate.checkpoint.object_storage"]

@@ -172,6 +172,10 @@ CONNECT = {
     "cache_bytes": (NO_COUNT, rf"^connect: cache_bytes ({COUNT}|is)"),
     "token": (["'x'", "3"], "^connect: a token is for a server"),
 }
+LIMITS = (
+    "requests threads streams statements followers leases connections statement_bytes keys "
+    "body_bytes rows document_rows document_bytes seconds stream_seconds stall_seconds"
+)
 NO_FUNCTION = ["3", "'yes'", "True"]
 JOBS = (["0", "'2'", "1.5", "257"], "jobs is")
 
@@ -602,6 +606,15 @@ def test_values_are_shown_in_one_line() -> None:
         ("o.scan(key_groups=[999])", "key group"),
         ("o.timers(domain='evnt')", "timers: domain is 'event' or 'processing'"),
         ("o.timers(until='x')", "until"),
+        ("r.changes('x')", "^changes: since is a whole number"),
+        ("r.changes(0, uids='embedded')", "^uids is a list of operators' uids"),
+        ("r.changes(0, uids=[])", "^uids has no operator: leave it out"),
+        ("r.follow('x')", "^follow: since is a whole number"),
+        ("r.follow(poll='x')", "^follow: poll='x': write a length of time"),
+        ("r.follow(lease='x')", "^lease: duration='x': write a length of time"),
+        ("r.follow(0, lease=True)", "^follow: nothing is kept of epoch 0"),
+        ("r.lease('2 days')", "^lease: duration is a day at most"),
+        ("o.changes('x')", "^changes: since is a whole number"),
         ("r.sql(3)", "^sql: the statement is a string, such as"),
         ("r.sql('select 1', 3)", "^sql: parameters is a list of values"),
         ("r.sql('select 1', timeout='x')", "^sql: timeout='x': write a length of time"),
@@ -618,3 +631,48 @@ def test_methods_of_a_reader(call: str, message: str, tmp_path: Path) -> None:
     with ps.connect(tmp_path) as reader:
         names = {**NAMES, "r": reader, "o": reader["embedded"]}
         refused(lambda: eval(call, names), message)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *(
+            (f"Limits({name}={wrong})", f"^Limits: {name} .*({COUNT})")
+            for name in LIMITS.split()
+            for wrong in ("0", *NO_COUNT)
+        ),
+        *(
+            (f"ServeOptions(host={wrong})", "host is a string, not")
+            for wrong in ("3", "''", "None")
+        ),
+        *((f"ServeOptions(port={wrong})", f"port .*({COUNT})") for wrong in ("65536", *NO_COUNT)),
+        *(
+            (f"ServeOptions({name}={wrong})", f"^ServeOptions: {name} is a string, not")
+            for name in ("token_file", "cert", "key")
+            for wrong in ("3", "''")
+        ),
+        ("ServeOptions(allow_hosts='host')", "^ServeOptions: allow_hosts is a tuple of names, not"),
+        ("ServeOptions(allow_hosts=(3,))", "^ServeOptions: allow_hosts is a string, not 3"),
+        *((f"ServeOptions(cache_bytes={wrong})", f"cache_bytes .*({COUNT})") for wrong in NO_COUNT),
+        *(
+            (f"ServeOptions(refresh_seconds={wrong})", "refresh_seconds is a number from 0 on, not")
+            for wrong in ("'x'", "-1", "True", "None", "float('nan')")
+        ),
+        *(
+            (f"ServeOptions(limits={wrong})", "^ServeOptions: limits is of the class Limits, not")
+            for wrong in ("3", "None", "Limits")
+        ),
+    ],
+)
+def test_options_of_a_server(call: str, message: str) -> None:
+    for package in ("starlette", "uvicorn", "httptools"):
+        pytest.importorskip(package, reason=f"the package {package} is not installed")
+    from pystate.serve.limits import Limits
+    from pystate.serve.server import ServeOptions
+
+    refused(lambda: eval(call, {"Limits": Limits, "ServeOptions": ServeOptions}), message)
+
+
+def test_all_limits_of_a_server_are_tested() -> None:
+    limits = pytest.importorskip("pystate.serve.limits", exc_type=ImportError).Limits
+    assert [*limits.__dataclass_fields__] == LIMITS.split()

@@ -100,13 +100,13 @@ def test_without_duckdb(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_ends_it(work: Work) -> None:
     program = (
         "from pystate.cli.program import main\n"
-        "from pystate.query import sql\n"
+        "from pystate.query.sql import execution\n"
         "import sys\n"
-        "real = sql.parse_statement\n"
+        "real = execution.parse_statement\n"
         "def said(*given):\n"
         "    print('begun', flush=True)\n"
         "    return real(*given)\n"
-        "sql.parse_statement = said\n"
+        "execution.parse_statement = said\n"
         f"sys.argv = ['pystate', 'sql', {str(work.root)!r}, {ENDLESS!r}]\n"
         "main()\n"
     )

@@ -14,6 +14,7 @@ import pytest
 import pystate as ps
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.query import entries as pieces
+from tests.readers import Connect
 
 UID = "embedded"
 DAY = datetime.date(1970, 1, 1)
@@ -41,7 +42,7 @@ def piece(rows: pa.RecordBatchReader) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize("home", ["heap", "disk"])
 @pytest.mark.parametrize("type_", KEYS)
 def test_a_piece_of_a_map_is_that_of_a_dict(
-    tmp_path: Path, type_: str, home: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, type_: str, home: Any, monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
     monkeypatch.setattr(pieces, "ELEMENTS", 4)
     draw = random.Random(type_)
@@ -59,7 +60,7 @@ def test_a_piece_of_a_map_is_that_of_a_dict(
                     store["m"].put(key, n)
                     kept[key] = n
             store.checkpoint()
-    with ps.connect(tmp_path) as reader:
+    with connect(tmp_path) as reader:
         operator = reader[UID]
         bounds = [None, *(KEYS[type_](draw) for _ in range(6))]
         for first in bounds:
@@ -74,7 +75,7 @@ def test_a_piece_of_a_map_is_that_of_a_dict(
 
 
 @pytest.mark.parametrize("home", ["heap", "disk"])
-def test_a_piece_of_a_list_is_a_slice(tmp_path: Path, home: Any) -> None:
+def test_a_piece_of_a_list_is_a_slice(tmp_path: Path, home: Any, connect: Connect) -> None:
     states = {"l": ps.ListState("struct<a: long, b: array<string>>")}
     items = [{"a": n, "b": [str(n), None]} for n in range(50)]
     with ps.open(tmp_path, key={"a": "long", "b": "string"}, states=states, home=home) as store:
@@ -82,21 +83,21 @@ def test_a_piece_of_a_list_is_a_slice(tmp_path: Path, home: Any) -> None:
             store.set_current_key((1, None))
             store["l"].add_all(items[at : at + 10])
             store.checkpoint()
-    with ps.connect(tmp_path) as reader:
+    with connect(tmp_path) as reader:
         for first, end in [(None, None), (7, 9), (49, 60), (50, None), (None, 3), (9, 7)]:
             found = piece(reader[UID].entries("l", (1, None), from_=first, to=end))
             assert found == list(enumerate(items))[slice(first, end)]
 
 
 @pytest.mark.parametrize("home", ["heap", "disk"])
-def test_objects_come_as_they_were_pickled(tmp_path: Path, home: Any) -> None:
+def test_objects_come_as_they_were_pickled(tmp_path: Path, home: Any, connect: Connect) -> None:
     states = {"m": ps.MapState("string", object), "l": ps.ListState(object)}
     with ps.open(tmp_path, key="long", states=states, home=home) as store:
         store.set_current_key(1)
         store["m"].put_all({"a": {1}, "b": None})
         store["l"].add(Refused())
         store.checkpoint()
-    with ps.connect(tmp_path) as reader:
+    with connect(tmp_path) as reader:
         [a, b] = piece(reader[UID].entries("m", 1, from_="a"))
         assert (pickle.loads(a[1]), b) == ({1}, ("b", None))
         [(at, data)] = piece(reader[UID].entries("l", 1))
@@ -134,11 +135,11 @@ def _read_bytes() -> int:
     return int(text.split("rchar: ")[1].split()[0])
 
 
-def test_what_is_asked_wrongly(tmp_path: Path) -> None:
+def test_what_is_asked_wrongly(tmp_path: Path, connect: Connect) -> None:
     states = {"m": ps.MapState("string", "long"), "n": ps.ValueState("long")}
     with ps.open(tmp_path, key="long", states=states) as store:
         store.checkpoint()
-    with ps.connect(tmp_path) as reader:
+    with connect(tmp_path) as reader:
         operator = reader[UID]
         with pytest.raises(InvalidArgumentError, match="'n' of operator 'embedded' is neither"):
             operator.entries("n", 1)

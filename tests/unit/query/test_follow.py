@@ -24,6 +24,7 @@ from pystate.errors import (
 from pystate.processor.changes import scan_changes
 from pystate.query.follow import follow
 from tests.folder_objects import FolderObjects
+from tests.readers import Connect
 
 UID = "embedded"
 
@@ -53,20 +54,20 @@ def told(changes: Any) -> list[tuple[str, Any, Any]]:
     )
 
 
-def test_each_epoch_is_given_once(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader, reader.follow() as follower:
+def test_each_epoch_is_given_once(store: ps.Store, connect: Connect) -> None:
+    with connect(store.path) as reader, reader.follow() as follower:
         assert follower.next(0) is None and follower.epoch == 1
         put(store, a=2)
         put(store, a=3, c=1)
-        first = follower.next(0)
+        first = follower.next(30)
         assert first is not None and (first.since, first.epoch) == (1, 2)
         assert follower.epoch == 1
         assert told(first) == [("a", 1, 2)] == told(first)
-        second = follower.next(0)
+        second = follower.next(30)
         assert follower.epoch == 2
         assert told(second) == [("a", 2, 3), ("c", None, 1)]
         put(store, b=None)
-        third = follower.next(0)
+        third = follower.next(30)
         assert third is not None and third.read(UID).to_pylist() == [
             {"key": "b", "change": "delete", "before": {"n": 1}, "after": None}
         ]
@@ -75,21 +76,21 @@ def test_each_epoch_is_given_once(store: ps.Store) -> None:
     assert store.epoch == 4
 
 
-def test_an_epoch_without_changes_has_no_rows(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader, reader.follow(since=0) as follower:
-        changes = follower.next(0)
+def test_an_epoch_without_changes_has_no_rows(store: ps.Store, connect: Connect) -> None:
+    with connect(store.path) as reader, reader.follow(since=0) as follower:
+        changes = follower.next(30)
         assert changes is not None and (changes.uids, changes.since) == ((UID,), 0)
         assert told(changes) == [("a", None, 1), ("b", None, 1)]
         put(store, a=1)
-        changes = follower.next(0)
+        changes = follower.next(30)
         assert changes is not None and told(changes) == []
         assert changes.schema(UID).names == ["key", "change", "before", "after"]
         assert changes.read(UID).num_rows == 0
 
 
-def test_who_waits_gets_the_epoch_as_it_is_published(store: ps.Store) -> None:
+def test_who_waits_gets_the_epoch_as_it_is_published(store: ps.Store, connect: Connect) -> None:
     found: list[Any] = []
-    with ps.connect(store.path) as reader:
+    with connect(store.path) as reader:
         follower = reader.follow(poll="20 ms")
 
         def consume() -> None:
@@ -109,8 +110,8 @@ def test_who_waits_gets_the_epoch_as_it_is_published(store: ps.Store) -> None:
     assert found == [(n, [("a", n - 1, n)]) for n in range(2, 5)]
 
 
-def test_closing_the_reader_ends_what_waits(store: ps.Store) -> None:
-    reader = ps.connect(store.path)
+def test_closing_the_reader_ends_what_waits(store: ps.Store, connect: Connect) -> None:
+    reader = connect(store.path)
     pinned = reader.at(1)
     followers = [reader.follow(poll="1 minute"), pinned.follow(poll="1 minute")]
     threads = [threading.Thread(target=list, args=(each,)) for each in followers]
@@ -137,19 +138,19 @@ def test_a_retired_epoch_says_where_to_begin_anew(store: ps.Store) -> None:
             put(store, a=number)
         late = follower.next
         with pytest.raises(RetiredEpochError, match="read the state of epoch 7") as raised:
-            late(0)
+            late(30)
         assert (raised.value.epoch, raised.value.start_at) == (1, 7)
         assert "follow(since=7)" in str(raised.value) and "\n" not in str(raised.value)
         for since in (0, 1, 4):
             with pytest.raises(RetiredEpochError, match="it has epochs 5 to 7"):
                 reader.follow(since=since)
         with pytest.raises(RetiredEpochError):
-            again.next(0)
+            again.next(30)
         with pytest.raises(InvalidArgumentError, match="no epoch 8 yet, the newest is 7"):
             reader.follow(since=8)
         reader.refresh()
         with reader.follow(since=5) as follower:
-            first = follower.next(0)
+            first = follower.next(30)
         assert told(first) == [("a", 5, 6)]
 
 
@@ -157,7 +158,7 @@ def test_files_that_go_while_they_are_read(store: ps.Store) -> None:
     with ps.connect(store.path) as reader:
         follower = reader.follow()
         put(store, a=2)
-        changes = follower.next(0)
+        changes = follower.next(30)
         for number in range(3, 80):  # the deltas are merged meanwhile
             put(store, a=number)
         assert not LocalStorage(store.path).exists(manifest_path(2))
@@ -177,14 +178,14 @@ def test_an_older_epoch_may_be_retired_once_it_was_seen(store: ps.Store) -> None
         follower = follow(LocalStorage(other.path), 1)
         for number in range(2, 100):
             put(other, a=number, b=None if number % 2 else number)
-            [change, *_] = told(follower.next(0))
+            [change, *_] = told(follower.next(30))
             assert change == ("a", number - 1, number)
 
 
-def test_changes_of_several_epochs_at_once(store: ps.Store) -> None:
+def test_changes_of_several_epochs_at_once(store: ps.Store, connect: Connect) -> None:
     put(store, a=2, b=None)
     put(store, a=3)
-    with ps.connect(store.path) as reader:
+    with connect(store.path) as reader:
         changes = reader.changes(since=1)
         assert (changes.since, changes.epoch, changes.dropped) == (1, 3, ())
         assert told(changes) == [("a", 1, 3), ("b", 1, None)]
@@ -195,8 +196,8 @@ def test_changes_of_several_epochs_at_once(store: ps.Store) -> None:
             reader.changes(since=4)
 
 
-def test_what_cannot_be_followed(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader:
+def test_what_cannot_be_followed(store: ps.Store, connect: Connect) -> None:
+    with connect(store.path) as reader:
         for wrong in ("embedded", 3):
             with pytest.raises(WrongTypeError, match="list of operators' uids"):
                 reader.follow(uids=wrong)  # type: ignore[arg-type]
@@ -206,7 +207,7 @@ def test_what_cannot_be_followed(store: ps.Store) -> None:
             reader.follow(poll="1 ms")
         with reader.follow(uids=["other"]) as follower:
             put(store, a=5)
-            changes = follower.next(0)
+            changes = follower.next(30)
             assert changes is not None and changes.uids == () and list(changes) == []
 
 
@@ -217,9 +218,9 @@ def test_a_damaged_manifest_is_said(store: ps.Store) -> None:
         data = path.read_bytes()
         path.write_bytes(data[:-9])
         with pytest.raises(CorruptFileError):
-            follower.next(0)
+            follower.next(30)
         path.write_bytes(data)
-        assert told(follower.next(0)) == [("a", 1, 2)]
+        assert told(follower.next(30)) == [("a", 1, 2)]
 
 
 def test_a_checkpoint_that_was_set_back(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_a_checkpoint_that_was_set_back(tmp_path: Path) -> None:
     follower = follow(storage, 2)
     (tmp_path / "one").rename(tmp_path / "gone")
     (tmp_path / "other").rename(tmp_path / "one")
-    changes = follower.next(0)
+    changes = follower.next(30)
     with pytest.raises(RetiredEpochError, match="set back by a repair"):
         list(changes)  # type: ignore[arg-type]
 
@@ -288,7 +289,7 @@ def test_a_checkpoint_in_an_object_store(store: ps.Store) -> None:
     follower = follow(objects, 1, lease=True, poll="10 ms")
     for number in range(2, 40):
         put(store, a=number, c=None if number % 2 else number)
-        changes = follower.next(0)
+        changes = follower.next(30)
         assert told(changes)[0] == ("a", number - 1, number)
     assert follower.epoch == 38
     follower.close()

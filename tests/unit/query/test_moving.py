@@ -26,6 +26,7 @@ from pystate.errors import (
 )
 from pystate.processor.epochs import missing_file
 from pystate.query import connection
+from tests.readers import Connect
 
 UID = "embedded"
 
@@ -57,9 +58,9 @@ def storage_of(store: ps.Store) -> LocalStorage:
 
 
 def test_a_reader_moves_by_itself_where_its_files_are_gone(
-    store: ps.Store, caplog: pytest.LogCaptureFixture
+    store: ps.Store, caplog: pytest.LogCaptureFixture, connect: Connect
 ) -> None:
-    with ps.connect(store.path) as reader, caplog.at_level(logging.WARNING, "pystate"):
+    with connect(store.path) as reader, caplog.at_level(logging.WARNING, "pystate"):
         operator = reader[UID]
         assert reader.epoch == 1  # and none of its files is open
         epoch = change_until_files_are_gone(store)
@@ -73,8 +74,8 @@ def test_a_reader_moves_by_itself_where_its_files_are_gone(
         assert set(operator.scan().read_all()["n"].to_pylist()) == {after} == {reader.epoch}
 
 
-def test_a_pinned_reader_says_that_its_epoch_is_gone(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader, ps.connect(store.path, epoch=1) as pinned:
+def test_a_pinned_reader_says_that_its_epoch_is_gone(store: ps.Store, connect: Connect) -> None:
+    with connect(store.path) as reader, connect(store.path, epoch=1) as pinned:
         first = reader.at(1)
         epoch = change_until_files_are_gone(store)
         for gone in (first, pinned):
@@ -99,8 +100,8 @@ def test_a_reader_moves_once_in_a_call(store: ps.Store) -> None:
             reader._place.read(lost)
 
 
-def test_a_file_that_is_lost_for_good_is_named(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader:
+def test_a_file_that_is_lost_for_good_is_named(store: ps.Store, connect: Connect) -> None:
+    with connect(store.path) as reader:
         [file] = Path(store.path).rglob("*.delta")
         file.unlink()
         with pytest.raises(CheckpointError, match=rf"names is missing.*{file.name}"):
@@ -119,28 +120,28 @@ def test_a_scan_that_has_given_rows_says_that_the_rest_is_gone(
             rows.read_all()
 
 
-def test_a_manifest_of_a_later_version(store: ps.Store) -> None:
+def test_a_manifest_of_a_later_version(store: ps.Store, connect: Connect) -> None:
     storage = storage_of(store)
-    with ps.connect(store.path) as reader:
+    with connect(store.path) as reader:
         storage.publish(manifest_path(2), encode_document("manifest", FORMAT_VERSION + 1, {}))
-        for act in (reader.refresh, lambda: ps.connect(store.path), lambda: reader.at(2)):
+        for act in (reader.refresh, lambda: connect(store.path), lambda: reader.at(2)):
             with pytest.raises(NewerFormatError, match=r"00000002.manifest.*upgrade pystate"):
                 act()
         assert reader[UID].get([7])["n"].to_pylist() == [1]
 
 
-def test_a_damaged_manifest(store: ps.Store) -> None:
+def test_a_damaged_manifest(store: ps.Store, connect: Connect) -> None:
     path = Path(store.path) / manifest_path(1)
     path.write_bytes(path.read_bytes()[:-9] + b"123456789")
     with pytest.raises(CorruptFileError, match=r"00000001.manifest"):
-        ps.connect(store.path)
+        connect(store.path)
 
 
-def test_a_checkpoint_that_is_being_repaired(store: ps.Store) -> None:
+def test_a_checkpoint_that_is_being_repaired(store: ps.Store, connect: Connect) -> None:
     storage = storage_of(store)
-    with ps.connect(store.path) as reader:
+    with connect(store.path) as reader:
         storage.publish(REPAIR_FILE, encode_document("repairing", 1, {"folder": "x"}))
-        for act in (reader.refresh, lambda: ps.connect(store.path)):
+        for act in (reader.refresh, lambda: connect(store.path)):
             with pytest.raises(InUseError, match=r"is being repaired \(repair.json is there\)"):
                 act()
         assert reader[UID].get([7])["n"].to_pylist() == [1]
@@ -152,12 +153,12 @@ def test_a_checkpoint_that_is_being_repaired(store: ps.Store) -> None:
         assert published is not None and published.timestamp() == 0.005
 
 
-def test_a_repair_takes_the_reader_back(tmp_path: Path) -> None:
+def test_a_repair_takes_the_reader_back(tmp_path: Path, connect: Connect) -> None:
     with ps.open(tmp_path, key="long", states={"n": ps.ValueState("long")}) as store:
         for n in (1, 2, 3):
             change(store, n)
     storage = LocalStorage(tmp_path)
-    with ps.connect(tmp_path) as reader:
+    with connect(tmp_path) as reader:
         assert reader[UID].get([7])["n"].to_pylist() == [3]
         set_back(storage, read_manifest(storage, manifest_path(2)))
         storage.delete(manifest_path(3))
@@ -175,8 +176,8 @@ def test_places_that_are_no_checkpoint(tmp_path: Path) -> None:
         ps.connect(tmp_path, token="x")
 
 
-def test_what_somebody_wrote_is_waited_for(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader:
+def test_what_somebody_wrote_is_waited_for(store: ps.Store, connect: Connect) -> None:
+    with connect(store.path) as reader:
         assert reader.wait_for(epoch=1) == 1
         epoch = change(store, 5)
         assert reader.wait_for(epoch=epoch) == epoch == reader.epoch

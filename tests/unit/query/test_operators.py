@@ -21,6 +21,7 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, InvalidArgumentError, NotReachedError
 from pystate.processor import key_files
 from tests.folder_objects import FolderObjects
+from tests.readers import Connect
 from tests.unit.processor.changes import keyed
 from tests.unit.processor.test_key_files import KEYS, fill, sorted_rows
 
@@ -103,13 +104,13 @@ def publish(storage: LocalStorage, epoch: int, **more: Any) -> Manifest:
     return manifest
 
 
-def test_a_run_is_waited_for(tmp_path: Path) -> None:
+def test_a_run_is_waited_for(tmp_path: Path, connect: Connect) -> None:
     storage = LocalStorage(tmp_path)
     first = publish(storage, 1, run_key="load-1")
     publish(storage, 2)
     mark_retired(storage, RunKeys(storage), 1, first)
     storage.delete(first.path)
-    with ps.connect(tmp_path) as reader:
+    with connect(tmp_path) as reader:
         assert reader.wait_for(position="load-1") == 2
         with pytest.raises(NotReachedError, match="run 'load-3' was not published within 1 ms"):
             reader.wait_for(position="load-3", timeout=1)
@@ -128,7 +129,7 @@ def test_a_run_is_waited_for(tmp_path: Path) -> None:
         assert found == [3]
 
 
-def test_offsets_and_batches_are_waited_for(tmp_path: Path) -> None:
+def test_offsets_and_batches_are_waited_for(tmp_path: Path, connect: Connect) -> None:
     storage, lines = LocalStorage(tmp_path), ["v1", json.dumps({"batchWatermarkMs": 0})]
     storage.publish(METADATA, encode_query_id("q"))
 
@@ -139,7 +140,7 @@ def test_offsets_and_batches_are_waited_for(tmp_path: Path) -> None:
         publish(storage, number + 1, queries=progress)
 
     batch(0, {"topic": {"0": 5}}, None)
-    with ps.connect(tmp_path) as reader:
+    with connect(tmp_path) as reader:
         assert reader.wait_for(position=("q", 0)) == 1
         assert reader.wait_for(position={"id": "q", "batchId": 0, "sources": []}) == 1
         assert reader.wait_for(position=[{"topic": {"0": 5}}, None]) == 1
@@ -163,9 +164,9 @@ def test_offsets_and_batches_are_waited_for(tmp_path: Path) -> None:
             reader.wait_for(position=[None, 7])
 
 
-def test_closing_ends_what_waits(tmp_path: Path) -> None:
+def test_closing_ends_what_waits(tmp_path: Path, connect: Connect) -> None:
     publish(LocalStorage(tmp_path), 1)
-    reader, said = ps.connect(tmp_path), []
+    reader, said = connect(tmp_path), []
 
     def wait() -> None:
         try:

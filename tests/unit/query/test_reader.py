@@ -13,6 +13,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import ClosedError, InvalidArgumentError, WrongTypeError
+from tests.readers import Connect
 
 STATES: dict[str, Any] = {
     "n": ps.ValueState("long", default=0),
@@ -45,8 +46,10 @@ def keys_of(rows: pa.Table) -> list[str]:
     return sorted(keys)
 
 
-def test_keys_come_in_the_order_in_which_they_are_asked_for(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader:
+def test_keys_come_in_the_order_in_which_they_are_asked_for(
+    store: ps.Store, connect: Connect
+) -> None:
+    with connect(store.path) as reader:
         rows = reader[UID].get(["c", "x", "a", "c", None], states=["n", "list"])
     assert rows.schema.names == ["k", "n", "list"]
     assert rows.to_pylist() == [
@@ -58,8 +61,10 @@ def test_keys_come_in_the_order_in_which_they_are_asked_for(store: ps.Store) -> 
     ]
 
 
-def test_a_reader_stands_at_an_epoch_until_it_is_told_to_move(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader:
+def test_a_reader_stands_at_an_epoch_until_it_is_told_to_move(
+    store: ps.Store, connect: Connect
+) -> None:
+    with connect(store.path) as reader:
         operator, first = reader[UID], reader.at(1)
         assert (reader.epoch, reader.uids) == (1, (UID,))
         change(store, "ad", 7)
@@ -71,9 +76,9 @@ def test_a_reader_stands_at_an_epoch_until_it_is_told_to_move(store: ps.Store) -
         assert reader.epochs()["epoch"].to_pylist() == [1, 2]
 
 
-def test_rows_are_filtered_and_projected(store: ps.Store) -> None:
+def test_rows_are_filtered_and_projected(store: ps.Store, connect: Connect) -> None:
     change(store, "bd", 5)
-    with ps.connect(store.path) as reader:
+    with connect(store.path) as reader:
         operator = reader[UID]
         rows = operator.scan(columns=["n", "k"], where=[("n", ">", 1)]).read_all()
         assert rows.schema.names == ["n", "k"]
@@ -85,8 +90,8 @@ def test_rows_are_filtered_and_projected(store: ps.Store) -> None:
         assert operator.scan(key_groups=[group]).read_all()["k"].to_pylist() == ["a"]
 
 
-def test_what_is_asked_wrongly(store: ps.Store) -> None:
-    with ps.connect(store.path) as reader:
+def test_what_is_asked_wrongly(store: ps.Store, connect: Connect) -> None:
+    with connect(store.path) as reader:
         operator = reader[UID]
         cases: list[tuple[Callable[[], object], str]] = [
             (lambda: reader["embeded"], "has no operator 'embeded'.*did you mean 'embedded'"),
@@ -107,8 +112,8 @@ def test_what_is_asked_wrongly(store: ps.Store) -> None:
             operator.scan(where=[("n", ">", "x")])
 
 
-def test_a_closed_reader_reads_no_more(store: ps.Store) -> None:
-    reader = ps.connect(store.path)
+def test_a_closed_reader_reads_no_more(store: ps.Store, connect: Connect) -> None:
+    reader = connect(store.path)
     operator, pinned = reader[UID], reader.at(1)
     pinned.close()
     with pytest.raises(ClosedError, match="is closed: connect again"):
@@ -134,7 +139,9 @@ def test_a_forked_child_connects_itself(store: ps.Store) -> None:
         assert reader[UID].get(["a"])["n"].to_pylist() == [1]
 
 
-def test_threads_read_one_epoch_while_another_one_moves_on(store: ps.Store) -> None:
+def test_threads_read_one_epoch_while_another_one_moves_on(
+    store: ps.Store, connect: Connect
+) -> None:
     failed: list[Any] = []
     done = threading.Event()
 
@@ -144,7 +151,7 @@ def test_threads_read_one_epoch_while_another_one_moves_on(store: ps.Store) -> N
             if len(set(rows["n"].to_pylist())) != 1:
                 failed.append(rows.to_pylist())
 
-    with ps.connect(store.path) as reader:
+    with connect(store.path) as reader:
         threads = [threading.Thread(target=read, args=[reader]) for _ in range(3)]
         for thread in threads:
             thread.start()

@@ -387,7 +387,7 @@ def test_the_command_serves_until_it_is_told_to_end(program: subprocess.Popen[st
             waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             assert threading.active_count() and reader.refresh() == 1
             program.send_signal(signal.SIGTERM)
-            assert waiting.recv(100).startswith(b"HTTP/1.1 404 ")  # it is told, and waits no more
+            assert waiting.recv(100).startswith(b"HTTP/1.1 503 ")  # it is told, and waits no more
     assert program.wait(30) == 0
     assert program.stderr.read() == ""
 

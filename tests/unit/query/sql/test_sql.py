@@ -37,9 +37,9 @@ from tests.work import Work
 
 duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duckdb")
 
-from pystate.query import sql, sql_process, sql_tables  # noqa: E402
 from pystate.query.connection import View  # noqa: E402
-from pystate.query.sql_statement import one_line  # noqa: E402
+from pystate.query.sql import execution, process, tables  # noqa: E402
+from pystate.query.sql.statement import one_line  # noqa: E402
 
 UID = "embedded"
 UTC = datetime.timezone.utc
@@ -71,14 +71,14 @@ def reader(store: ps.Store) -> Iterator[ps.StateReader]:
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Which tables are read, and which keys of them; None for all."""
     asked: list[tuple[str, Any]] = []
-    real = sql_tables.StateTable._batches
+    real = tables.StateTable._batches
 
     def spy(table: Any, only: Any, keys: Any) -> Any:
         rows = None if keys is None else sorted(zip(*(k.to_pylist() for k in keys), strict=True))
         asked.append((table._table.name, rows))
         return real(table, only, keys)
 
-    monkeypatch.setattr(sql_tables.StateTable, "_batches", spy)
+    monkeypatch.setattr(tables.StateTable, "_batches", spy)
     return asked
 
 
@@ -213,13 +213,13 @@ def test_only_tables_that_are_named_are_read(
     reader: ps.StateReader, looked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    real = sql_tables.StateTable.__init__
+    real = tables.StateTable.__init__
 
     def spy(table: Any, view: Any, name: Any, *rest: Any) -> None:
         made.append(name.name)
         real(table, view, name, *rest)
 
-    monkeypatch.setattr(sql_tables.StateTable, "__init__", spy)
+    monkeypatch.setattr(tables.StateTable, "__init__", spy)
     query = "with epochs as (select max(n) m from embedded) select * from epochs -- embedded__map"
     assert rows(reader, query) == [(19,)]
     assert made == [UID] and looked == [(UID, None)]
@@ -331,7 +331,7 @@ def test_values_of_all_types_come_back(tmp_path: Path) -> None:
 def test_an_answer_is_of_one_epoch(
     store: ps.Store, reader: ps.StateReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sql_tables.StateTable._batches
+    real = tables.StateTable._batches
 
     def moved(table: Any, only: Any, keys: Any) -> Any:
         if store.epoch < 3:
@@ -339,7 +339,7 @@ def test_an_answer_is_of_one_epoch(
             reader.refresh()
         return real(table, only, keys)
 
-    monkeypatch.setattr(sql_tables.StateTable, "_batches", moved)
+    monkeypatch.setattr(tables.StateTable, "_batches", moved)
     query = "select sum(n), sum(e.list) from embedded join embedded__list e using (k, d)"
     assert rows(reader, query) == [(380, 210)]
     assert reader.epoch == 3
@@ -363,7 +363,7 @@ def test_rows_are_read_as_they_are_asked_for(
         finally:
             closed.set()
 
-    monkeypatch.setattr(sql_tables.StateTable, "_batches", endless)
+    monkeypatch.setattr(tables.StateTable, "_batches", endless)
     scanned = reader.scan_sql("select k from embedded")
     assert scanned.schema == pa.schema({"k": pa.string()})
     assert scanned.read_next_batch().num_rows > 0
@@ -377,7 +377,7 @@ def test_an_epoch_that_is_retired_meanwhile(
     store: ps.Store, reader: ps.StateReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader moves once to the newest one; if rows have been given, it says so."""
-    real = sql_tables.StateTable._batches
+    real = tables.StateTable._batches
     lost = {1}
 
     def fails(table: Any, only: Any, keys: Any) -> Any:
@@ -386,7 +386,7 @@ def test_an_epoch_that_is_retired_meanwhile(
         if view.epoch in lost:
             raise missing_file(view.connection.storage, view.epoch, "x")
 
-    monkeypatch.setattr(sql_tables.StateTable, "_batches", fails)
+    monkeypatch.setattr(tables.StateTable, "_batches", fails)
     change(store, 3, 7)
     assert rows(reader, "select sum(n) from embedded where d < 3") == [(21,)]
     assert reader.epoch == 2
@@ -553,7 +553,7 @@ def test_a_statement_reaches_nothing_but_the_tables(
 def test_the_engine_itself_reaches_nothing_either(tmp_path: Path, query: str) -> None:
     """Had the statement been let through."""
     secret = pa.table({"password": ["x"]})
-    engine = sql.new_engine(sql.Limits.of())
+    engine = execution.new_engine(execution.Limits.of())
     engine.execute("SET lock_configuration = true")
     with pytest.raises(duckdb.Error):
         engine.execute(query.format(tmp_path)).fetchall()
@@ -635,7 +635,7 @@ def test_a_statement_ends_in_time(
         while True:
             yield batch
 
-    monkeypatch.setattr(sql_tables.StateTable, "_batches", endless)
+    monkeypatch.setattr(tables.StateTable, "_batches", endless)
     with pytest.raises(QueryTimeoutError, match=r"took longer than 0.1 s \(timeout\): ask for"):
         reader.sql(query, timeout=100)
     with pytest.raises(QueryTimeoutError, match=r"took longer than 0.1 s \(timeout\): ask for"):
@@ -695,13 +695,13 @@ def test_a_process_of_its_own_ends_with_its_rows(
     store: ps.Store, reader: ps.StateReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    real = sql_process.SeparateQuery.__init__
+    real = process.SeparateQuery.__init__
 
     def spy(query: Any, *given: Any) -> None:
         made.append(query)
         real(query, *given)
 
-    monkeypatch.setattr(sql_process.SeparateQuery, "__init__", spy)
+    monkeypatch.setattr(process.SeparateQuery, "__init__", spy)
     rows = reader.scan_sql("from range(100000000)", isolated=True)
     assert rows.read_next_batch().num_rows
     del rows
@@ -734,12 +734,12 @@ def test_threads_ask_at_the_same_time(store: ps.Store, reader: ps.StateReader) -
 def test_ctrl_c_ends_a_statement(store: ps.Store, call: str) -> None:
     program = (
         "import sys, pystate as ps\n"
-        "from pystate.query import sql\n"
-        "real = sql.parse_statement\n"
+        "from pystate.query.sql import execution\n"
+        "real = execution.parse_statement\n"
         "def said(*given):\n"
         "    print('begun', flush=True)\n"
         "    return real(*given)\n"
-        "sql.parse_statement = said\n"
+        "execution.parse_statement = said\n"
         f"q = {ENDLESS!r}\n"
         f"reader = ps.connect({str(store.path)!r})\n"
         "try:\n"

@@ -26,7 +26,7 @@ from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.processor.epochs import MissingFileError
 from pystate.query.connection import View
-from pystate.query.sql_statement import Limits, memory_error, timeout_error
+from pystate.query.sql.statement import Limits, memory_error, timeout_error
 
 SCHEMA, BATCH, ERROR, LOST, END = b"S", b"B", b"E", b"L", b"."
 _HEAD = struct.Struct("<cQ")
@@ -90,7 +90,7 @@ class SeparateQuery:
         request = _written(view, query, parameters, limits)
         paths = [path for path in sys.path if path]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pystate.query.sql_child"],
+            [sys.executable, "-m", "pystate.query.sql.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -155,7 +155,7 @@ class SeparateQuery:
             return memory_error(self._limits)
         return PystateError(
             "sql: the process of the statement has ended with an error: run "
-            f"`{sys.executable} -m pystate.query.sql_child < /dev/null`, which says what is missing"
+            f"`{sys.executable} -m pystate.query.sql.child < /dev/null`, which says what is missing"
         )
 
     def _end_in_time(self) -> None:

@@ -2,8 +2,8 @@
 
 Each statement has an engine of its own, in memory, which knows no other tables: no files, no
 network, no extensions, no settings, no variables of the program. What a statement names is read
-when the engine asks for it (`pystate.query.sql_tables`), and before that it is taken apart
-(`pystate.query.sql_statement`).
+when the engine asks for it (`pystate.query.sql.tables`), and before that it is taken apart
+(`pystate.query.sql.statement`).
 
 Thread safety: any thread; statements run beside each other.
 """
@@ -29,15 +29,15 @@ from pystate.errors import (
 )
 from pystate.processor.epochs import MissingFileError
 from pystate.query.connection import View
-from pystate.query.sql_process import SeparateQuery
-from pystate.query.sql_statement import (
+from pystate.query.sql.process import SeparateQuery
+from pystate.query.sql.statement import (
     Limits,
     memory_error,
     one_line,
     parse_statement,
     timeout_error,
 )
-from pystate.query.sql_tables import (
+from pystate.query.sql.tables import (
     StateTable,
     TableName,
     Watch,

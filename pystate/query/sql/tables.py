@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 from pystate.errors import DeclarationError, QueryError
 from pystate.processor.selection import EVERYTHING, Selection
 from pystate.query.connection import View
-from pystate.query.sql_filters import compared_columns, wanted_keys
+from pystate.query.sql.filters import compared_columns, wanted_keys
 from pystate.state.kinds import stored_state
 from pystate.state.list import ListState
 from pystate.state.map import MapState

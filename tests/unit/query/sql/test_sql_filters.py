@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate.query import sql_filters
-from pystate.query.sql_filters import compared_columns, wanted_keys
+from pystate.query.sql import filters
+from pystate.query.sql.filters import compared_columns, wanted_keys
 
 KEY = pa.schema({"k": pa.string(), "d": pa.int64()})
 K, D, N = pc.field("k"), pc.field("d"), pc.field("n")
@@ -57,7 +57,7 @@ def keys(expression: Any, key: pa.Schema = KEY) -> Any:
         ((K == "a") & (pc.field("n") == D), None),
         ((K == "a") & (pc.field("d", "x") == 1), None),
         ((pc.utf8_upper(K) == "A") & (D == 1), None),
-        (K.isin(["a"]) & D.isin(list(range(sql_filters.MOST_KEYS + 1))), None),
+        (K.isin(["a"]) & D.isin(list(range(filters.MOST_KEYS + 1))), None),
         ((K == "a") & (pa.scalar("x") == D), None),
     ],
 )

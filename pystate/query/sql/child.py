@@ -21,9 +21,9 @@ import pyarrow as pa
 from pystate.errors import PystateError
 from pystate.processor.epochs import MissingFileError, NotHeldError
 from pystate.query.reader import connect_files
-from pystate.query.sql import new_engine
-from pystate.query.sql_process import BATCH, END, ERROR, LOST, SCHEMA, read_request, write_frame
-from pystate.query.sql_statement import Limits
+from pystate.query.sql.execution import new_engine
+from pystate.query.sql.process import BATCH, END, ERROR, LOST, SCHEMA, read_request, write_frame
+from pystate.query.sql.statement import Limits
 
 #: What Python, Arrow and parts of state that are being read take beside the engine.
 _BESIDE_BYTES = 512 << 20
