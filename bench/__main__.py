@@ -57,6 +57,7 @@ ON_SPARK = {
     "spark-function": "spark_timed:jobs",
     "spark-pandas": "spark_pandas:jobs",
     "spark-disk": "spark_disk:count",
+    "spark-queries": "spark_queries:queries",
     "spark-scaling": "scaling:jobs",
     "small-batches": "spark_aggregates:small",
     "spark-state-size": "state_size:job",

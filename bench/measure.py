@@ -43,6 +43,7 @@ class Scale:
     spark_rows: int = 2_000_000
     spark_keys: int = 1_000_000
     spark_batches: int = 5
+    spark_query_batches: int = 9
     nexmark_events: int = 2_000_000
     nexmark_chunk: int = 400_000
     store_keys: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -74,6 +75,7 @@ SMOKE = Scale(
     elements=2_000, element_rows=1_000, grown=(100, 1_000),
     timed_rows=(400,), timed_keys=100, timed_batches=1, pandas_rows=(400,), pandas_batches=1,
     spark_rows=4_000, spark_keys=1_000, spark_batches=1,
+    spark_query_batches=1,
     nexmark_events=9_000, nexmark_chunk=3_000, store_keys=(100, 1_000), store_rows=500,
     grown_keys=(1_000, 3_000), grown_rows=200, small_rows=(100,), small_batches=2,
     other_rows=2_000, other_keys=100, other_rounds=1, flink_rows=2_000,
@@ -88,7 +90,8 @@ LARGE = Scale(
     shared_keys=10_000_000, undo_records=1_000_000,
     file_rows=(1_000_000, 3_000_000, 10_000_000, 30_000_000), element_rows=1_000_000,
     timed_rows=(1_200_000,), timed_keys=240_000, pandas_rows=(1_200_000,), pandas_batches=3,
-    spark_batches=9, nexmark_events=5_000_000, nexmark_chunk=1_000_000, store_rows=500_000,
+    spark_batches=9, spark_query_batches=15, nexmark_events=5_000_000, nexmark_chunk=1_000_000,
+    store_rows=500_000,
     grown_keys=(1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000),
     small_batches=30, other_rows=1_000_000, other_keys=200_000, other_rounds=5,
     flink_rows=20_000_000, disk_memory=256 << 20, disk_batches=(1_000, 100_000, 1_000_000),

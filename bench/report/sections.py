@@ -76,6 +76,13 @@ SECTIONS = (
         ("queries",),
     ),
     Section(
+        "Spark: a job while it is queried",
+        "A count per key with a process beside it that asks fifty times a second: it moves its "
+        "reader to the newest epoch and looks a key up. The same job without queries runs by "
+        "turns, batch by batch, in the same session. Asked is only while a batch is under way.",
+        ("spark-queries",),
+    ),
+    Section(
         "Spark: the same job without state, with pystate, and with Spark's own state",
         "All run in one session over the same stream, by turns, batch by batch, with the same "
         "shuffle and sink, and checkpoints that are synced. The job without state passes as many "

@@ -37,6 +37,7 @@ from pystate.processor.key_files import KEYS, BlockCache
 from pystate.processor.lookup import StateLookup
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import EVERYTHING, Selection, wanted_groups
+from pystate.query.retired import lost_error
 from pystate.redaction import logger
 from pystate.types.keys import parse_key
 
@@ -329,7 +330,8 @@ class Place:
             try:
                 return read(moved)
             except MissingFileError as again:
-                raise self.lost(view, moved) from again
+                place = f"checkpoint {self.connection.storage.uri}"
+                raise lost_error(place, view.epoch, moved.epoch) from again
 
     def refresh(self, *, anew: bool = False) -> View:
         """Move to the newest epoch, unless the reader is pinned."""
@@ -373,12 +375,4 @@ class Place:
             f"checkpoint {self.connection.storage.uri}: epoch {view.epoch} was retired while its "
             "rows were read, of which some have been given: read again, or let the job retain more "
             "epochs"
-        )
-
-    def lost(self, view: View, moved: View) -> CheckpointError:
-        """The error where the files of the next epoch are gone, too."""
-        return CheckpointError(
-            f"checkpoint {self.connection.storage.uri}: epoch {view.epoch} was retired while it "
-            f"was read, and so was epoch {moved.epoch}, to which the reader had moved: let the job "
-            "retain more epochs, or read less at a time"
         )

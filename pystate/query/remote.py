@@ -37,6 +37,7 @@ from pystate.query.lease import Lease
 from pystate.query.operator_reader import OperatorReader
 from pystate.query.reader import StateReader
 from pystate.query.remote_follow import AskedChanges, RemoteFollower
+from pystate.query.retired import lost_error
 from pystate.query.waiting import form_of, not_reached_error, parse_position, pinned_error
 from pystate.redaction import logger
 from pystate.state.columns import NAMESPACE
@@ -565,13 +566,16 @@ class RemoteReader(StateReader):
                 ) from None
             if self._pinned or self.refresh() == epoch:
                 raise
+            moved = self._epoch
             _LOG.warning(
-                "%s: epoch %d was retired while it was read: epoch %d is read from now on",
-                self.location,
-                epoch,
-                self._epoch,
+                "%s: epoch %d is retired: epoch %d is read from now on", self.location, epoch, moved
             )
-            return read(self._epoch)
+            try:
+                return read(moved)
+            except errors.CheckpointError as again:
+                if moved in self.epochs()["epoch"].to_pylist():
+                    raise
+                raise lost_error(self.location, epoch, moved) from again
 
     def operators(self, epoch: int) -> dict[str, Any]:
         """What the server says of the operators of an epoch, by uid."""

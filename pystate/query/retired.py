@@ -11,7 +11,7 @@ from pystate.checkpoint.job_file import REPAIR_FILE
 from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import Listing, list_manifests
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InUseError, InvalidArgumentError, RetiredEpochError
+from pystate.errors import CheckpointError, InUseError, InvalidArgumentError, RetiredEpochError
 
 
 def retired_error(storage: CheckpointStorage, epoch: int, why: str = "") -> RetiredEpochError:
@@ -27,6 +27,14 @@ def retired_error(storage: CheckpointStorage, epoch: int, why: str = "") -> Reti
     )
     error.epoch, error.start_at = epoch, newest
     return error
+
+
+def lost_error(place: str, epoch: int, moved: int) -> CheckpointError:
+    """The error where the epoch is gone, too, to which a reader has moved in a call."""
+    return CheckpointError(
+        f"{place}: epoch {epoch} was retired while it was read, and so was epoch {moved}, to which "
+        "the reader had moved: let the job retain more epochs, or read less at a time"
+    )
 
 
 def check_retained(storage: CheckpointStorage, epoch: int) -> Listing:

@@ -92,6 +92,22 @@ def test_epochs_are_pinned_waited_for_and_moved_to(server: Server, folder: Path)
         assert reader.wait_for(epoch=2) == reader.refresh() == 2
 
 
+def test_a_reader_moves_once_in_a_call(tmp_path: Path) -> None:
+    store = shop(tmp_path / "shop")
+    with store, served({"shop": tmp_path / "shop"}) as server, ps.connect(server.url) as reader:
+
+        def retired(epoch: int) -> Any:
+            for _ in range(5):
+                store["n"].update_all(store.keys(["word 1"]), pa.array([epoch]))
+                store.checkpoint()
+            raise errors.CheckpointError("gone")
+
+        assert isinstance(reader, RemoteReader)
+        with pytest.raises(errors.CheckpointError, match=r"epoch 1 was .*, and so was epoch 6, to"):
+            reader.read(retired)
+        assert reader.epoch == 6
+
+
 @pytest.mark.parametrize(
     ("kind", "said", "ask"),
     [
