@@ -4,8 +4,8 @@
 #include <pthread.h>
 
 #include "base/mem.h"
+#include "reads/read.h"
 #include "stack/blocks.h"
-#include "stack/read.h"
 #include "wanted_world.h"
 
 enum { COLUMNS = 16, THREADS = 4, BLOCKS = 4096 /* of files with guides */ };
@@ -383,22 +383,22 @@ static void run_threads(uint32_t block_bytes) {
 
 /* ---- at hand ----------------------------------------------------------------------------------- */
 
-static int reads; /* that may wait */
+static int waits; /* reads that may wait */
 
 static int64_t count_read(const pst_read *r, int64_t result) {
     (void)r;
-    reads++;
+    waits++;
     return result;
 }
 
 static pst_status look_at_hand(const files *x, const wanted *keys, dump *d, int64_t *rows) {
     pst_wanted_keys wanted_keys = {.columns = keys->columns, .n_columns = 1, .at_hand = 1};
     pst_io io = {.ctx = d, .block = take_block};
-    reads = 0;
+    waits = 0;
     pst_read_hook = count_read;
     pst_status s = pst_finder_find(x->finder, &wanted_keys, NULL, &io, rows, NULL);
     pst_read_hook = NULL;
-    CHECK_EQ(reads, 0);
+    CHECK_EQ(waits, 0);
     return s;
 }
 
