@@ -568,7 +568,10 @@ class RemoteReader(StateReader):
                 raise
             moved = self._epoch
             _LOG.warning(
-                "%s: epoch %d is retired: epoch %d is read from now on", self.location, epoch, moved
+                "%s: epoch %d was retired while it was read: epoch %d is read from now on",
+                self.location,
+                epoch,
+                moved,
             )
             try:
                 return read(moved)
