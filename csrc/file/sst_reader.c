@@ -274,30 +274,44 @@ void pst_sst_reader_narrow(pst_sst_reader *r, uint64_t first_hash, uint64_t last
     begin_range(r);
 }
 
-/* A group's part of the rows of several. */
-static uint64_t part_of(uint64_t rows, int32_t first_key_group, int32_t last_key_group) {
-    uint64_t groups = (uint64_t)(last_key_group - first_key_group) + 1;
-    return (rows + groups - 1) / groups;
+/* A place in the order of a file's rows: the key group, and how far in it the hash is. */
+static double place_of(int32_t key_group, uint64_t hash) {
+    return key_group + (double)hash * 0x1p-64;
+}
+
+static double begin_of(const pst_sst_reader *r, size_t part) {
+    return r->guide ? place_of(r->guide->segments[part].first_key_group,
+                               r->guide->segments[part].first_hash)
+                    : place_of(r->refs[part].first_key_group, r->refs[part].first_hash);
+}
+
+/* The share of a key group in a block, or a segment: its rows are spread evenly from its first one
+ * to that of the next. */
+static double share_of(const pst_sst_reader *r, size_t part, size_t n, int32_t last,
+                       int32_t key_group) {
+    double begin = begin_of(r, part), end = last + 1.0;
+    if (part + 1 < n && begin_of(r, part + 1) < end)
+        end = begin_of(r, part + 1);
+    double low = begin > key_group ? begin : key_group;
+    double high = end < key_group + 1.0 ? end : key_group + 1.0;
+    return end <= begin ? 1 : high <= low ? 0 : (high - low) / (end - begin);
 }
 
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
-    uint64_t rows = 0;
+    double rows = 0;
     if (key_group < r->first_key_group || key_group > r->last_key_group)
         return 0;
-    for (size_t i = r->guide ? 0 : first_ref(r, key_group, 0); !r->guide && i < r->n_refs; i++) {
-        const pst_sst_ref *ref = &r->refs[i];
-        if (ref->first_key_group > key_group)
+    size_t n = r->guide ? r->guide->n_segments : r->n_refs;
+    for (size_t i = r->guide ? first_segment(r, key_group, 0) : first_ref(r, key_group, 0); i < n;
+         i++) {
+        const pst_guide_segment *segment = r->guide ? &r->guide->segments[i] : NULL;
+        const pst_sst_ref *ref = r->guide ? NULL : &r->refs[i];
+        if ((ref ? ref->first_key_group : segment->first_key_group) > key_group)
             break;
-        rows += part_of(ref->puts, ref->first_key_group, ref->last_key_group);
+        int32_t last = ref ? ref->last_key_group : segment->last_key_group;
+        rows += share_of(r, i, n, last, key_group) * (ref ? ref->puts : segment->puts);
     }
-    for (uint32_t i = r->guide ? first_segment(r, key_group, 0) : 0;
-         r->guide && i < r->guide->n_segments; i++) {
-        const pst_guide_segment *segment = &r->guide->segments[i];
-        if (segment->first_key_group > key_group)
-            break;
-        rows += part_of(segment->puts, segment->first_key_group, segment->last_key_group);
-    }
-    return rows;
+    return (uint64_t)(rows + 0.5);
 }
 
 void pst_sst_reader_spread(const pst_sst_reader *r, int32_t first, int32_t n, double *puts,
@@ -308,14 +322,12 @@ void pst_sst_reader_spread(const pst_sst_reader *r, int32_t first, int32_t n, do
         const pst_sst_ref *ref = r->guide ? NULL : &r->refs[i];
         int32_t low = ref ? ref->first_key_group : segment->first_key_group;
         int32_t high = ref ? ref->last_key_group : segment->last_key_group;
-        double each = 1.0 / ((double)high - low + 1);
-        double put = each * (ref ? ref->puts : segment->puts);
-        double deleted = each * (ref ? ref->deletes : segment->deletes);
-        double stored = each * (double)(ref ? ref->stored : segment->guide - segment->offset);
         for (int32_t g = low > first ? low : first; g <= high && g - first < n; g++) {
-            puts[g - first] += put;
-            deletes[g - first] += deleted;
-            bytes[g - first] += stored;
+            double share = share_of(r, i, parts, high, g);
+            puts[g - first] += share * (ref ? ref->puts : segment->puts);
+            deletes[g - first] += share * (ref ? ref->deletes : segment->deletes);
+            bytes[g - first] +=
+                share * (double)(ref ? ref->stored : segment->guide - segment->offset);
         }
     }
 }

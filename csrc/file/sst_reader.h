@@ -58,8 +58,8 @@ void pst_sst_reader_skip(pst_sst_reader *r, uint32_t rows);
  * of the seeked range. */
 void pst_sst_reader_pass(pst_sst_reader *r, uint32_t n);
 
-/* About how many rows a key group of the seeked range has, by the file's index alone: a block of
- * several groups counts for each of them alike. O(log blocks). */
+/* About how many rows a key group of the seeked range has, by the file's index alone: the rows of a
+ * block are taken to be spread evenly from its first hash to that of the next. O(log blocks). */
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group);
 
 /* Told of bytes [begin, end) of a file; a status other than PST_OK ends the telling. */
