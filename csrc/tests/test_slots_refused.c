@@ -267,9 +267,13 @@ int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 60;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     pst_schema schemas[] = {{1, 1, LONG_KEY, STATES}, {1, 1, TEXT_KEY, STATES}};
-    for (int i = 0; i < 2; i++)
-        test_refusals(&schemas[i], seed + (uint64_t)i, rounds);
-    CHECK(run.lowered > 0 && run.poisoned[PST_CUT_MOVE] > 0 && run.refused[PST_CUT_RELIST] > 0);
+    /* Some of it happens rarely, and by where the system has put the memory: until it has. */
+    int all = 0;
+    for (int i = 0; i < 2 || (!all && i < 20); i++) {
+        test_refusals(&schemas[i % 2], seed + (uint64_t)i, rounds);
+        all = run.lowered > 0 && run.poisoned[PST_CUT_MOVE] > 0 && run.refused[PST_CUT_RELIST] > 0;
+    }
+    CHECK(all);
     for (int p = 0; p < PHASES; p++)
         fprintf(stderr, "phase %d: refused %llu, seals poisoned %llu, put off %llu\n", p,
                 (unsigned long long)run.refused[p], (unsigned long long)run.poisoned[p],
