@@ -93,8 +93,8 @@ def missing(question: str, answers: Answers) -> str:
         return f"`{question}`: nobody has asked yet; `make bench-report` does"
     if answer.error:
         return f"`{question}`: {answer.error}"
-    curves = {row.series for row in answer.rows}
-    names = [name for name in OPTIONAL.get(question, ()) if name not in curves]
+    named = [f"{row.series} {row.what}" for row in answer.rows]
+    names = [each for each in OPTIONAL.get(question, ()) if not any(each in it for it in named)]
     return f"`{question}`: {', '.join(names)}; {PEERS} installs it" if names else ""
 
 
