@@ -186,6 +186,9 @@ class Connection:
         with self._lock, named(self.storage):
             self._refuse_repair()
             if not anew:
+                head = self._history.head
+                if head is not None and self._is_newest(head):
+                    return head
                 try:
                     return epoch_of(self.storage, None, self._history)
                 except CheckpointError:
@@ -195,6 +198,18 @@ class Connection:
             manifest = epoch_of(self.storage, None, history)
             self._history = history
             return manifest
+
+    def _is_newest(self, head: Manifest) -> bool:
+        """Whether it is known without a list of manifests that there is no newer one.
+
+        Epochs are consecutive, and the oldest are retired first. A list of an object store takes no
+        longer than two such requests.
+        """
+        storage = self.storage
+        if storage.local_path(head.path) is None:
+            return False
+        newer = storage.exists(manifest_path(head.epoch + 1))
+        return not newer and storage.exists(head.path)
 
     def following(self, before: View, anew: bool) -> View:
         """A view of the newest epoch that is ready for what was asked before; the same if none is.
