@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "key/schema.h"
 #include "sst/sst_open.h"
+#include "sst/sst_shape.h"
 
 /* Offsets in an index entry. */
 enum {
@@ -201,7 +202,7 @@ static int can_be_made(const pst_guide *g, const pst_sst_ref *refs, size_t n) {
         return 0;
     for (size_t i = 0; i < n; i++)
         if (refs[i].puts + refs[i].deletes > PST_GUIDE_ROWS || refs[i].raw % PST_GUIDE_UNIT ||
-            refs[i].raw / PST_GUIDE_UNIT > UINT32_MAX ||
+            refs[i].raw < PST_SST_B_HEADER || refs[i].raw / PST_GUIDE_UNIT > UINT32_MAX ||
             (refs[i].codec == PST_CODEC_LZ4 && refs[i].raw > PST_GUIDE_MADE &&
              refs[i].raw == pst_sst_align(refs[i].stored)))
             return 0;

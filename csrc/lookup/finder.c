@@ -18,6 +18,8 @@
 enum {
     USUAL_BYTES = 1 << 20,   /* of what files say, before it is put together */
     AT_HAND_BYTES = 1 << 16, /* the most that files say of keys that are at hand */
+    AT_HAND_SPENT = 1 << 19, /* the most bytes that are read and unpacked for them */
+    AT_HAND_OPEN = 1 << 12,  /* to open a block that is kept takes as long as so many of them */
     SLOW_NS = 40000,         /* a read that takes longer is of the disk */
     AHEAD = 64               /* keys whose blocks the disk is then asked for ahead */
 };
@@ -109,8 +111,9 @@ typedef struct finding {
     pst_wanted_list wanted;
     pst_said said;
     uint64_t most;
-    int at_hand;  /* nothing is waited for */
-    look **looks; /* of the range's files; those that were asked */
+    int at_hand;    /* nothing is waited for */
+    uint64_t spent; /* of AT_HAND_SPENT */
+    look **looks;   /* of the range's files; those that were asked */
     pst_allowance room;
     pst_buffer stored;
     uint32_t place; /* the key whose place is searched */
@@ -203,6 +206,11 @@ static pst_status open_block(finding *x, int32_t file, uint32_t segment, uint32_
         return s;
     pst_block_name name = {pst_sst_seed(m->guide->info.lineage.id, b.offset), b.checksum, b.raw};
     pst_kept_block *kept = pst_blocks_take(x->f->blocks, &name);
+    x->spent += kept ? AT_HAND_OPEN : b.stored + b.raw;
+    if (x->at_hand && x->spent > AT_HAND_SPENT) {
+        pst_blocks_drop(x->f->blocks, kept);
+        return PST_NOT_HERE;
+    }
     if (!kept)
         s = read_block(x, file, &b, &name, &kept);
     if (s)
@@ -288,7 +296,7 @@ static pst_status ask_file(finding *x, int32_t file, const pst_wanted *sought, u
                 s = take_rows(x, file, l, sought);
         }
     }
-    if (!s && x->slow)
+    if (!s && x->slow && !x->at_hand)
         read_ahead(x, file, end);
     x->slow = 0;
     return s;

@@ -377,6 +377,10 @@ static void end_making(pst_member *m, making *k) {
     pst_free(k);
 }
 
+/* A filter that cannot be made, since a block cannot be read. Who wants a key of another block does
+ * without it. */
+enum { NEVER = UINT8_MAX };
+
 /* Whether a segment's filter is to be made now that one key more is wanted of it. */
 static int making_pays(pst_member *m, uint32_t segment) {
     const pst_guide_segment *s = &m->guide->segments[segment];
@@ -384,38 +388,31 @@ static int making_pays(pst_member *m, uint32_t segment) {
         (uint64_t)s->raw * PST_GUIDE_UNIT > PST_GUIDE_MADE)
         return 0;
     uint8_t asked = __atomic_load_n(&m->asked[segment], __ATOMIC_RELAXED);
-    if (asked < UINT8_MAX)
+    if (asked == NEVER)
+        return 0;
+    if (asked + 1 < NEVER)
         __atomic_store_n(&m->asked[segment], (uint8_t)(asked + 1), __ATOMIC_RELAXED);
-    return asked >= s->blocks || asked == UINT8_MAX;
+    return asked >= s->blocks || asked + 1 == NEVER;
 }
 
-static pst_status make_filter(pst_member *m, uint32_t segment, pst_detail *detail) {
+/* It saves time; where it cannot be made, nothing fails. */
+static void make_filter(pst_member *m, uint32_t segment) {
+    pst_detail detail = {-1, -1, -1, -1, -1};
     making *k = pst_calloc(1, sizeof *k);
-    if (!k)
-        return PST_NO_MEMORY;
-    pst_status s = pst_reads_enter(m->reads);
+    pst_status s = k ? pst_reads_enter(m->reads) : PST_NO_MEMORY;
     if (!s) {
         if (!is_here(m, segment, PST_PART_FILTER))
-            s = make_lines(m, segment, k, detail);
+            s = make_lines(m, segment, k, &detail);
         end_making(m, k);
         pst_member_settle(m);
         pst_reads_leave(m->reads);
     } else {
         pst_free(k);
     }
-    if (s == PST_LIMIT) { /* later there may be room */
-        __atomic_store_n(&m->asked[segment], 0, __ATOMIC_RELAXED);
-        s = PST_OK;
+    if (s) { /* later there may be room */
+        uint8_t asked = s == PST_LIMIT || s == PST_NO_MEMORY ? 0 : NEVER;
+        __atomic_store_n(&m->asked[segment], asked, __ATOMIC_RELAXED);
     }
-    return s;
-}
-
-static pst_status make_filters(pst_member *m, uint32_t segment, uint32_t n, pst_detail *detail) {
-    pst_status s = PST_OK;
-    for (uint32_t i = segment; !s && i < segment + n; i++)
-        if (making_pays(m, i))
-            s = make_filter(m, i, detail);
-    return s;
 }
 
 int pst_member_at_hand(pst_member *m, uint32_t segment, uint32_t n) {
@@ -429,8 +426,12 @@ int pst_member_at_hand(pst_member *m, uint32_t segment, uint32_t n) {
 
 pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, int filters,
                             pst_detail *detail) {
-    if (m->guide->made)
-        return filters ? make_filters(m, segment, n, detail) : PST_OK;
+    if (m->guide->made) {
+        for (uint32_t i = segment; filters && i < segment + n; i++)
+            if (making_pays(m, i))
+                make_filter(m, i);
+        return PST_OK;
+    }
     int wanted = filters ? ALL_PARTS : 1 << PST_PART_ENTRIES;
     if (pst_member_has(m, segment, n, filters))
         return PST_OK;
