@@ -298,7 +298,8 @@ void pst_member_settle(pst_member *m) {
     pst_charge_trim(&m->room.charge, m->room.used); /* there are many, most of them small */
 }
 
-int pst_member_has(const pst_member *m, uint32_t segment, uint32_t n, int filters) {
+/* Whether the entries of segments are in memory, and with `filters` those that a delta has. */
+static int are_here(const pst_member *m, uint32_t segment, uint32_t n, int filters) {
     for (uint32_t i = segment; i < segment + n; i++)
         if (!pst_member_entries(m, i) || (filters && m->filtered && !pst_member_filter(m, i)))
             return 0;
@@ -417,7 +418,7 @@ static void make_filter(pst_member *m, uint32_t segment) {
 
 int pst_member_at_hand(pst_member *m, uint32_t segment, uint32_t n) {
     if (!m->guide->made)
-        return pst_member_has(m, segment, n, 1);
+        return are_here(m, segment, n, 1);
     for (uint32_t i = segment; i < segment + n; i++)
         if (making_pays(m, i))
             return 0;
@@ -433,7 +434,7 @@ pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, int fil
         return PST_OK;
     }
     int wanted = filters ? ALL_PARTS : 1 << PST_PART_ENTRIES;
-    if (pst_member_has(m, segment, n, filters))
+    if (are_here(m, segment, n, filters))
         return PST_OK;
     pst_status s = pst_reads_enter(m->reads);
     if (s)

@@ -93,11 +93,11 @@ static inline const uint8_t *pst_member_filter(const pst_member *m, uint32_t seg
                            __ATOMIC_ACQUIRE);
 }
 
-/* Whether the entries of segments are in memory, and with `filters` those that a delta has. */
-int pst_member_has(const pst_member *m, uint32_t segment, uint32_t n, int filters);
-/* Brings these, or makes the filters that pay; one for which there is no room is left out, and without
- * `filters` it comes where a copy has it. To be called where nobody of this thread has entered the reads. PST_IO and PST_CORRUPT, with the offset in *detail; PST_LIMIT,
- * PST_NO_MEMORY; PST_INVALID: the callback of a search of the same reads. */
+/* Brings the entries of segments into memory, and with `filters` those that a delta has; of a guide
+ * that was made, filters are made where they pay, and one that cannot be is left out. Without `filters`
+ * they come where a copy has them. To be called where nobody of this thread has entered the reads.
+ * PST_IO and PST_CORRUPT, with the offset in *detail; PST_LIMIT, PST_NO_MEMORY; PST_INVALID: the
+ * callback of a search of the same reads. */
 pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, int filters,
                             pst_detail *detail);
 
